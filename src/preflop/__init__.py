@@ -1,0 +1,1 @@
+"""Preflop prices a PyTorch training run before it happens."""

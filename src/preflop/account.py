@@ -1,0 +1,192 @@
+"""The account of a step: every number the report shows, as frozen dataclasses.
+
+`account_tape` reads a tape with the ledgers and, where there is a device, times it. No torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from preflop.tape.events import Tape
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One of the memory columns. Bytes are per storage; elements and bytes per dtype."""
+
+    bytes: int
+    elements: int
+    dtypes: dict[str, tuple[int, int]]
+    """dtype -> (bytes, elements)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    parameters: Column
+    gradients: Column
+    optimizer_states: Column
+    activations: Column
+    """What forward leaves alive for backward (at the end of the last microbatch's forward)."""
+    buffers: Column
+    inputs: Column
+
+
+@dataclass(frozen=True, slots=True)
+class AtPeak:
+    """Bytes alive at the peak; they sum to it exactly."""
+
+    parameters: int
+    gradients: int
+    optimizer_states: int
+    activations: int
+    temporaries: int
+    buffers: int
+    inputs: int
+    workspace: int
+    """What the kernel running at the peak takes inside itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimelinePoint:
+    """Bytes alive after one event of the steady step, by category (same names as `AtPeak`)."""
+
+    tick: int
+    phase: str
+    alive: AtPeak
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    peak_bytes: int
+    """Peak of the steady-state step (optimizer states exist)."""
+    first_step_peak_bytes: int
+    peak_phase: str
+    peak_op: str
+    """The operator running at the peak."""
+    peak_module: str
+    peak_source: str
+    columns: Columns
+    at_peak: AtPeak
+    timeline: tuple[TimelinePoint, ...]
+    """The steady step, one point per event."""
+    reserved_bytes: int | None = None
+    """What the device's caching allocator would have reserved; None on a CPU."""
+    context_bytes: int | None = None
+    """CUDA context and kernels, outside the allocator."""
+    fits: bool | None = None
+    spare_bytes: int | None = None
+    """Usable device memory minus what is needed; negative when it does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flops:
+    forward: int
+    backward: int
+    recompute: int
+    optimizer: int
+    total: int
+    """Sum of the four phases and of `by_kind` (element-wise work included, as `other`)."""
+    by_kind: dict[str, int]
+    """matmul, attention, convolution, other."""
+    model: int
+    """Forward + backward of matmul, attention and convolution; no recompute. What MFU counts."""
+    hardware: int
+    """model + recomputed work + what attention kernels recompute inside. What HFU counts."""
+    six_nd: int | None
+    """6 x parameters x tokens of the step; None where there are no tokens."""
+    attended: int
+    """model, counting only the attended pairs of causal or masked attention."""
+    reasons: tuple[str, ...]
+    """Why `model` differs from `six_nd`, largest difference first, each with its FLOPs."""
+    unknown: dict[str, int] = field(default_factory=dict)
+    """Operators that could not be priced -> calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    read_bytes: int
+    write_bytes: int
+    arithmetic_intensity: float | None
+    """FLOPs per byte of the step; None when nothing moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRow:
+    """Calls of the steady step that are alike: same operator, phase, module (layer numbers replaced
+    by *), line, shapes and dtype. Figures are for all `calls` together."""
+
+    op: str
+    phase: str
+    module: str
+    source: str | None
+    calls: int
+    shapes: str
+    """"(8192, 768) x (768, 2304) -> (8192, 2304)"."""
+    dtype: str
+    flops: int
+    read_bytes: int
+    write_bytes: int
+    arithmetic_intensity: float | None
+    bound: str | None
+    """"compute" or "bandwidth"; None without a device."""
+    time_s: float | None
+    """Lower bound: max(FLOPs / peak, bytes / bandwidth); None without a device."""
+    kind: str = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    lower_s: float | None
+    expected_s: float | None
+    upper_s: float | None
+    bound: str | None
+    """What the step's time is made of: "compute" or "bandwidth" (by share of `lower_s`)."""
+    mfu: float | None
+    """Model FLOPs / (expected_s x dense peak), else of lower_s (then an upper bound; `mfu_basis`)."""
+    mfu_basis: str | None
+    tokens_per_s: float | None
+    peak_flops_per_s: float | None
+    peak_dtype: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRow:
+    kind: str
+    source: str | None
+    module: str
+    calls: int
+    bytes: int
+    reason: str
+    instead: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What the report says of the device."""
+
+    id: str
+    name: str
+    memory_bytes: int | None
+    """What torch reports as total memory where known, else the capacity as sold."""
+    memory_basis: str
+    bandwidth_bytes_per_s: float | None
+    peak_flops_per_s: dict[str, float]
+    """dtype -> dense peak."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """Everything Preflop says about one training step."""
+
+    tape: Tape
+    device: DeviceFacts | None
+    memory: Memory
+    flops: Flops
+    traffic: Traffic
+    time: Time
+    operators: tuple[OperatorRow, ...]
+    """Largest time (or FLOPs) first."""
+    copies: tuple[CopyRow, ...]
+    assumptions: tuple[str, ...]
+    verdict: str
+    """One sentence: what bounds the step and what to change first."""

@@ -1,0 +1,74 @@
+"""Errors a user can cause. Each says what we got, what we need and what to do.
+
+The command prints the message on standard error and exits with status 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PreflopError(Exception):
+    """Base of every error that is about the user's input and not about our code."""
+
+
+class UnknownDevice(PreflopError):
+    """No device of that name in the catalog."""
+
+
+class UnknownModel(PreflopError):
+    """No model of that name, file or module."""
+
+
+class UnknownOptimizer(PreflopError):
+    """No optimizer of that name."""
+
+
+class UnknownPrecision(PreflopError):
+    """No precision of that name."""
+
+
+class BadSubject(PreflopError):
+    """The model, its batch or its loss cannot be run as a training step."""
+
+
+class BadNumber(PreflopError):
+    """A number that is not finite, not positive or not of the kind that is needed."""
+
+
+class BadTape(PreflopError):
+    """A tape file that cannot be read: damaged, foreign, or written by a newer Preflop."""
+
+
+class BadFile(PreflopError):
+    """A file or folder that cannot be read or written."""
+
+
+class NotYet(PreflopError):
+    """Asked for something that this version does not price. Never answered with a wrong number."""
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """The names closest in spelling to `name`, best first.
+
+    >>> nearest("h100-smx", ["h100-sxm", "a100", "l4"])
+    ['h100-sxm']
+    """
+    by_fold = {candidate.casefold(): candidate for candidate in known}
+    close = difflib.get_close_matches(name.casefold(), by_fold, n=count, cutoff=0.5)
+    return [by_fold[fold] for fold in close]
+
+
+def unknown_name(
+    error: type[PreflopError], what: str, name: str, known: Iterable[str], see: str
+) -> PreflopError:
+    """An error for a name that is not known: what we got, the nearest, where all of them stand.
+
+    >>> print(unknown_name(UnknownDevice, "device", "h100-smx", ["h100-sxm"], "`preflop hardware`"))
+    no device named 'h100-smx'.
+      Nearest: h100-sxm. All: `preflop hardware`.
+    """
+    near = ", ".join(nearest(name, known))
+    hint = f"Nearest: {near}. " if near else ""
+    return error(f"no {what} named {name!r}.\n  {hint}All: {see}.")

@@ -1,0 +1,81 @@
+"""Where operator formulas are registered and looked up.
+
+Adding an operator is one decorated function in its family's file::
+
+    @flops("aten.mm")
+    def mm(sig: Signature) -> Work: ...
+
+A formula sees a `Signature`: shapes, strides, dtypes and scalar arguments, never data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from preflop.tape.events import Signature
+
+
+class Kind(str, Enum):
+    """What kind of arithmetic: the first three count towards model FLOPs, the last never does."""
+
+    MATMUL = "matmul"
+    ATTENTION = "attention"
+    CONVOLUTION = "convolution"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Arithmetic of one call. 1 multiply-add = 2 FLOPs."""
+
+    flops: int
+    """By the mathematics of the call (attention in full, whatever its mask)."""
+    kind: Kind
+    hardware_flops: int | None = None
+    """With what the kernel recomputes inside (attention backward); None: the same as `flops`."""
+    attended_flops: int | None = None
+    """Only the (query, key) pairs that the mask or causality leaves; None: the same as `flops`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Bytes one call reads and writes: each distinct storage range once."""
+
+    read_bytes: int
+    write_bytes: int
+
+
+FlopsFormula = Callable[[Signature], Work]
+TrafficFormula = Callable[[Signature], Moved]
+WorkspaceFormula = Callable[[Signature], int]
+
+FLOPS: dict[str, FlopsFormula] = {}
+TRAFFIC: dict[str, TrafficFormula] = {}
+WORKSPACE: dict[str, WorkspaceFormula] = {}
+
+
+def _register(table: dict, names: tuple[str, ...], formula):  # type: ignore[no-untyped-def]
+    for name in names:
+        if name in table:
+            raise ValueError(f"{name} already has a formula")
+        table[name] = formula
+    return formula
+
+
+def flops(*names: str) -> Callable[[FlopsFormula], FlopsFormula]:
+    """Register the FLOPs formula of operators, by name without overload ("aten.mm")."""
+    return lambda formula: _register(FLOPS, names, formula)
+
+
+def traffic(*names: str) -> Callable[[TrafficFormula], TrafficFormula]:
+    """Register bytes moved, where the general rule (inputs read, fresh or written outputs written)
+    does not hold: gathers, scatters, views."""
+    return lambda formula: _register(TRAFFIC, names, formula)
+
+
+def workspace(*names: str) -> Callable[[WorkspaceFormula], WorkspaceFormula]:
+    """Register bytes that the CPU kernel allocates inside itself and frees before it returns: they
+    never reach the dispatcher. Each rule states its reason and was measured with torch's profiler."""
+    return lambda formula: _register(WORKSPACE, names, formula)
