@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from preflop.tape.events import Tape
@@ -67,7 +68,7 @@ class Memory:
     peak_source: str
     columns: Columns
     at_peak: AtPeak
-    timeline: tuple[TimelinePoint, ...]
+    timeline: Sequence[TimelinePoint]
     """The steady step, one point per event."""
     reserved_bytes: int | None = None
     """What the device's caching allocator would have reserved; None on a CPU."""
