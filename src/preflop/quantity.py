@@ -1,0 +1,106 @@
+"""Reading the numbers people type: "70e9", "70B", "15T", "0.5". Never a NaN, an infinity or a guess.
+
+Exact: decimal text is not passed through a float, so "70.6B" is 70,600,000,000.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal, InvalidOperation
+
+from preflop.errors import BadNumber
+
+# Short scale, as the field writes parameters and tokens: 7B, 15T, 124M, 32k.
+_SUFFIXES = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}
+# No count of parameters, tokens or GPUs is near this; keeps 1e999999 from being expanded.
+_LARGEST_COUNT = Decimal(10) ** 24
+
+
+def read_number(text: str, what: str) -> Decimal:
+    """The finite number that `text` writes, a suffix K, M, B (or G) or T applied.
+
+    Args:
+        text: "70e9", "70B", "1_000", "0.5".
+        what: what it is, for the message: "--params".
+
+    >>> read_number("70.6B", "--params")
+    Decimal('70600000000')
+
+    Raises:
+        BadNumber: not a number, or not a finite one.
+    """
+    written = text.strip().replace("_", "").upper()
+    exponent = _SUFFIXES.get(written[-1:], 0)
+    digits = written[:-1] if exponent else written
+    try:
+        number = Decimal(digits)
+    except InvalidOperation:
+        raise _bad(what, text, "a number, such as 0.5, 70e9, 70B or 15T") from None
+    if not number.is_finite():
+        raise _bad(what, text, "a finite number")
+    try:
+        scaled = number.scaleb(exponent) + 0
+    except ArithmeticError:
+        raise _bad(what, text, f"a number below {_LARGEST_COUNT:.0e}") from None
+    return Decimal(int(scaled)) if 1 <= abs(scaled) <= _LARGEST_COUNT and scaled % 1 == 0 else scaled
+
+
+def read_count(text: str, what: str) -> int:
+    """A whole number, 1 or more: parameters, tokens, GPUs, a batch.
+
+    >>> read_count("7b", "--params"), read_count("1024", "--gpus")
+    (7000000000, 1024)
+    >>> read_count("-3", "--gpus")
+    Traceback (most recent call last):
+    preflop.errors.BadNumber: --gpus is '-3'.
+      Needed: a whole number, 1 or more.
+
+    Raises:
+        BadNumber: not a number, not whole, below 1, or above 1e24.
+    """
+    number = read_number(text, what)
+    if number < 1 or number > _LARGEST_COUNT or number % 1:
+        need = "a whole number below 1e24" if number > _LARGEST_COUNT else "a whole number, 1 or more"
+        raise _bad(what, text, need)
+    return int(number)
+
+
+def read_share(text: str, what: str) -> float:
+    """A share of a whole: above 0 and at most 1, as MFU is.
+
+    >>> read_share("0.5", "--mfu")
+    0.5
+    >>> read_share("50", "--mfu")
+    Traceback (most recent call last):
+    preflop.errors.BadNumber: --mfu is '50'.
+      Needed: a number above 0 and at most 1 (50 % is 0.5).
+
+    Raises:
+        BadNumber: not a number, or outside of (0, 1].
+    """
+    number = read_number(text, what)
+    share = float(number)
+    if not 0 < share <= 1 or number > 1:
+        raise _bad(what, text, "a number above 0 and at most 1 (50 % is 0.5)")
+    return share
+
+
+def require_positive(**values: float) -> None:
+    """Refuse what no equation of ours is meant for: zero, negative, NaN and infinite values.
+
+    >>> require_positive(gpus=8, mfu=0.5)
+    >>> require_positive(peak_flops_per_s=float("nan"))
+    Traceback (most recent call last):
+    preflop.errors.BadNumber: peak_flops_per_s is nan.
+      Needed: a finite number above 0.
+
+    Raises:
+        BadNumber: for the first value that is not positive and finite.
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not value > 0 or (isinstance(value, float) and math.isinf(value)):
+            raise BadNumber(f"{name} is {value}.\n  Needed: a finite number above 0.")
+
+
+def _bad(what: str, text: str, need: str) -> BadNumber:
+    return BadNumber(f"{what} is {text!r}.\n  Needed: {need}.")
