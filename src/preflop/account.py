@@ -133,6 +133,10 @@ class OperatorRow:
     time_s: float | None
     """Lower bound: max(FLOPs / peak, bytes / bandwidth); None without a device."""
     kind: str = "other"
+    """matmul, attention, convolution or other."""
+    attended_flops: int | None = None
+    """Only the attended pairs of causal or masked attention; None: the same as `flops`. Lower bounds of
+    time use it: a kernel may skip the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +145,8 @@ class Time:
     expected_s: float | None
     upper_s: float | None
     bound: str | None
-    """What the step's time is made of: "compute" or "bandwidth" (by share of `lower_s`)."""
+    """What most of the step's time is: "compute" or "bandwidth" (by share of `lower_s`), or "launch"
+    where the host cannot launch kernels as fast as the device runs them."""
     mfu: float | None
     """Model FLOPs / (expected_s x dense peak), else of lower_s (then an upper bound; `mfu_basis`)."""
     mfu_basis: str | None

@@ -1,0 +1,87 @@
+"""How much of a device's peak and bandwidth kernels were measured to reach (`achieved.toml`).
+
+Where nobody measured a device, its vendor's median stands in, and the basis says so. Where nobody
+measured the vendor, there is no figure.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from preflop.hardware.device import Device, peak_name
+
+if sys.version_info >= (3, 11) or TYPE_CHECKING:
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@dataclass(frozen=True, slots=True)
+class Achieved:
+    """A measured share of what the data sheet prints, from 0 to 1, and where it stands."""
+
+    ratio: float
+    basis: str
+
+
+@lru_cache(maxsize=1)
+def _table() -> dict[str, Any]:
+    text = (resources.files("preflop.timing") / "achieved.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+def launch_s() -> float:
+    """Seconds the host needs to launch one kernel, back to back. Source: `achieved.toml`."""
+    return float(_table()["launch"]["launch_s"]["value"])
+
+
+def smallest_kernel_s() -> float:
+    """Seconds that a kernel takes on the device however little it does. Source: `achieved.toml`."""
+    return float(_table()["launch"]["smallest_kernel_s"]["value"])
+
+
+def achieved_matmul(device: Device, dtype: str) -> Achieved | None:
+    """Share of the dense peak that the best measured matmul of this dtype reached on the device.
+
+    Else of the device's bfloat16 (or first) matmul, else the median of its vendor's devices.
+    """
+    name = peak_name(dtype)
+    own = _table()["devices"].get(device.id, {}).get("matmul", {})
+    for candidate in (name, "bfloat16", *own):
+        if candidate in own:
+            basis = _basis(f"{device.name} {candidate} matmul", own[candidate])
+            return Achieved(own[candidate]["ratio"], basis)
+    return _vendor_median(device, "matmul", name) or _vendor_median(device, "matmul", "bfloat16")
+
+
+def achieved_bandwidth(device: Device) -> Achieved | None:
+    """Share of the memory bandwidth as sold that a copy reached, else the vendor's median."""
+    own = _table()["devices"].get(device.id, {}).get("bandwidth")
+    if own:
+        return Achieved(own["ratio"], _basis(f"{device.name} memory", own))
+    return _vendor_median(device, "bandwidth", None)
+
+
+def _basis(what: str, figure: dict[str, Any]) -> str:
+    source = _table()["sources"][figure["source"]]
+    return f"{what} measured at {figure['rate']} = {figure['ratio']:.1%} ({source})"
+
+
+def _vendor_median(device: Device, kind: str, dtype: str | None) -> Achieved | None:
+    rows = [row for row in _table()["devices"].values() if row["vendor"] == device.vendor and kind in row]
+    figures = [row[kind] if dtype is None else row[kind].get(dtype) for row in rows]
+    ratios = [figure["ratio"] for figure in figures if figure]
+    if not ratios:
+        return None
+    what = "memory bandwidth" if dtype is None else f"{dtype} matmuls"
+    middle = median(ratios)
+    return Achieved(
+        middle,
+        f"nobody measured {device.name}: {what} at the median of {len(ratios)} other {device.vendor} "
+        f"device{'s' if len(ratios) > 1 else ''}, {middle:.1%}",
+    )

@@ -1,0 +1,160 @@
+"""The time of a whole step: a bound it cannot beat, an expectation, a bound it should not exceed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from preflop.account import Time
+from preflop.formulas.utilization import model_flops_utilization
+from preflop.hardware.device import Device
+from preflop.timing.achieved import (
+    Achieved,
+    achieved_bandwidth,
+    achieved_matmul,
+    launch_s,
+    smallest_kernel_s,
+)
+from preflop.timing.roofline import BANDWIDTH, COMPUTE, MATMUL_LIKE, RooflineRow
+
+LAUNCH = "launch"
+NO_TIME = Time(None, None, None, None, None, None, None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The step's time and, in words, what it stands on."""
+
+    time: Time
+    assumptions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    """Shares of peak and bandwidth that kernels are expected to reach."""
+
+    matmul: dict[str, Achieved | None]
+    bandwidth: Achieved | None
+
+    def known(self) -> bool:
+        return self.bandwidth is not None and all(rate is not None for rate in self.matmul.values())
+
+
+def step_time(
+    rows: Sequence[RooflineRow], device: Device, *, model_flops: int, tokens: int | None
+) -> StepTime:
+    """Seconds of one step on one device.
+
+    lower_s: sum over operators of max(FLOPs / peak, bytes / bandwidth): every kernel perfect.
+    expected_s: the same at the rates that were measured, no kernel shorter than the smallest one
+        measured; or, where that is longer, what the host needs to launch the kernels one by one.
+    upper_s: at the measured rates without any overlap: compute + bytes + a launch for every kernel.
+
+    Args:
+        model_flops: what MFU counts, of the step.
+        tokens: of the step; None where there are none.
+    """
+    if not rows or any(row.row.time_s is None for row in rows):
+        return StepTime(NO_TIME, (_no_bandwidth(device),) if rows else ())
+    lower = sum(max(row.compute_s, row.bandwidth_s) for row in rows)
+    missing = sorted({row.ceiling.dtype for row in rows if _unpriced(row)})
+    rates = _rates(rows, device)
+    dominating = _dominating(rows)
+    peak = dominating.ceiling.flops_per_s if dominating else None
+    expected = upper = None
+    bound = _bound(rows)
+    if rates.known() and not missing:
+        expected, upper, launch_bound = _expected(rows, rates, lower)
+        bound = LAUNCH if launch_bound else bound
+    time_s = lower if expected is None else expected
+    mfu = None
+    if peak and model_flops and time_s:
+        mfu = model_flops_utilization(model_flops, 1 / time_s, peak)
+    return StepTime(
+        Time(
+            lower_s=lower,
+            expected_s=expected,
+            upper_s=upper,
+            bound=bound,
+            mfu=mfu,
+            mfu_basis=None if mfu is None else ("lower_s" if expected is None else "expected_s"),
+            tokens_per_s=tokens / time_s if tokens and time_s else None,
+            peak_flops_per_s=peak,
+            peak_dtype=dominating.ceiling.dtype if dominating else None,
+        ),
+        tuple(_assumptions(device, rates, missing, expected)),
+    )
+
+
+def _unpriced(row: RooflineRow) -> bool:
+    return row.row.kind in MATMUL_LIKE and row.row.flops > 0 and row.ceiling.flops_per_s is None
+
+
+def _rates(rows: Iterable[RooflineRow], device: Device) -> _Rates:
+    dtypes = {row.ceiling.dtype for row in rows if row.row.kind in MATMUL_LIKE and row.row.flops}
+    matmul = {dtype: achieved_matmul(device, dtype) for dtype in sorted(dtypes)}
+    return _Rates(matmul, achieved_bandwidth(device))
+
+
+def _dominating(rows: Iterable[RooflineRow]) -> RooflineRow | None:
+    """A row of the dtype in which most of the matmul-like FLOPs run."""
+    flops: dict[str, int] = {}
+    example: dict[str, RooflineRow] = {}
+    for row in rows:
+        if row.row.kind in MATMUL_LIKE and row.row.flops:
+            flops[row.ceiling.dtype] = flops.get(row.ceiling.dtype, 0) + row.row.flops
+            example.setdefault(row.ceiling.dtype, row)
+    return example[max(flops, key=lambda dtype: flops[dtype])] if flops else None
+
+
+def _bound(rows: Iterable[RooflineRow]) -> str | None:
+    """What most of `lower_s` is made of."""
+    compute = sum(row.compute_s for row in rows if row.row.bound == COMPUTE)
+    bandwidth = sum(row.bandwidth_s for row in rows if row.row.bound == BANDWIDTH)
+    if compute == bandwidth == 0:
+        return None
+    return COMPUTE if compute > bandwidth else BANDWIDTH
+
+
+def _expected(rows: Iterable[RooflineRow], rates: _Rates, lower: float) -> tuple[float, float, bool]:
+    """(expected seconds, upper seconds, whether launching is what takes the time)."""
+    floor = smallest_kernel_s()
+    device_s = apart_s = 0.0
+    kernels = 0
+    bandwidth = rates.bandwidth
+    for row in rows:
+        if row.row.read_bytes + row.row.write_bytes == 0:
+            continue  # a view: no kernel runs
+        rate = rates.matmul.get(row.ceiling.dtype) if row.row.kind in MATMUL_LIKE else None
+        compute_s = row.compute_s / (rate.ratio if rate else 1.0)
+        bytes_s = row.bandwidth_s / (bandwidth.ratio if bandwidth else 1.0)
+        kernels += row.row.calls
+        device_s += max(compute_s, bytes_s, floor * row.row.calls)
+        apart_s += max(compute_s + bytes_s, floor * row.row.calls)
+    launching_s = launch_s() * kernels
+    expected = max(device_s, launching_s, lower)
+    return expected, max(apart_s + launching_s, expected), launching_s > max(device_s, lower)
+
+
+def _assumptions(
+    device: Device, rates: _Rates, missing: Sequence[str], expected: float | None
+) -> Iterable[str]:
+    for dtype in missing:
+        yield (
+            f"{device.name} prints no dense peak for {dtype}: its matmuls are priced by bytes alone in "
+            "lower_s, and there is no expected time"
+        )
+    if expected is None and not missing:
+        yield f"nobody measured what {device.vendor}'s kernels reach: no expected time, MFU from lower_s"
+    if expected is not None:
+        figures = [rate for rate in (*rates.matmul.values(), rates.bandwidth) if rate is not None]
+        for basis in dict.fromkeys(figure.basis for figure in figures):
+            yield f"expected time: {basis}"
+        yield (
+            f"expected time: the host launches a kernel every {launch_s() * 1e6:.0f} us and no kernel "
+            f"is shorter than {smallest_kernel_s() * 1e6:.1f} us"
+        )
+
+
+def _no_bandwidth(device: Device) -> str:
+    return f"the catalog has no memory bandwidth for {device.name}: nothing is timed"
