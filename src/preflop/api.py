@@ -1,0 +1,101 @@
+"""The public functions. `import preflop` names them; each imports torch only when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from preflop.tape.events import Tape
+
+if TYPE_CHECKING:
+    from preflop.account import Account
+    from preflop.measure.verify import Verification
+
+
+def account(
+    model: Any,
+    batch: Any = None,
+    *,
+    loss: Callable[[Any], Any] | None = None,
+    optimizer: Any = "adamw",
+    precision: str = "fp32",
+    microbatches: int = 1,
+    recompute: Any = "none",
+    keep_output: bool = False,
+    device: str = "cpu",
+    gpus: int = 1,
+    shard: str = "none",
+) -> Account:
+    """What one training step costs: memory, FLOPs, bytes moved and time.
+
+    Records two optimizer steps on fake tensors and reads every ledger off the tape.
+
+    Args:
+        model: an `nn.Module` (never changed), a callable that builds one, a name from
+            `preflop models`, "package.module:factory", "path/file.py:factory", or a folder or file
+            with a Hugging Face config.json.
+        batch: what one forward sees: a tensor, a tuple (positional) or a mapping (keyword) of tensors,
+            or a callable that makes one; with a named model
+            `{"batch_size": 8, "sequence_length": 1024}`.
+        loss: from the model's output to a scalar. Default: `.loss` of the output, the output if it is
+            a scalar, else its mean in fp32.
+        optimizer: a name, a callable from parameters to an `Optimizer`, or None.
+        precision: "fp32", "tf32", "bf16-mixed", "fp16-mixed", "bf16", "bf16-fp32-states" or
+            "bf16-master".
+        microbatches: how many batches make one optimizer step.
+        recompute: "none", "block", "selective", or a callable from module name to bool.
+        keep_output: keep the output to the end of its microbatch, as loops that log it do.
+        device: a name from `preflop hardware`, or "cpu".
+
+    Returns:
+        The account; `.show()` prints it, `.to_dict()` is the contract's JSON.
+
+    Raises:
+        PreflopError: something about the arguments; the message says what to do.
+
+    Example:
+        >>> import torch, preflop
+        >>> step = preflop.account(torch.nn.Linear(8, 4, bias=False), torch.randn(3, 8))
+        >>> step.flops.model                        # forward 2*3*8*4, weight gradient as much again
+        384
+    """
+    from preflop.accounting import account_tape, find_device
+    from preflop.subject import resolve
+
+    target = find_device(device)
+    subject = resolve(
+        model, batch, loss=loss, optimizer=optimizer, precision=precision, microbatches=microbatches,
+        recompute=recompute, keep_output=keep_output, device=target.id if target else "cpu",
+        gpus=gpus, shard=shard,
+    )
+    from preflop.record.subject_tape import record_subject
+
+    return account_tape(record_subject(subject), target)
+
+
+def record(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Tape:
+    """The tape of any call; backward is included if `fn` does it.
+
+    Tensors that `fn` makes are fake; those that it finds (arguments, closures) are read for their
+    shapes only, and left as they were, gradients and buffers included.
+
+    Example:
+        >>> import torch, preflop
+        >>> a, b = torch.randn(4, 8), torch.randn(8, 16)
+        >>> preflop.flops_ledger(preflop.record(torch.matmul, a, b)).total()    # 2 * 4 * 8 * 16
+        1024
+    """
+    from preflop.record.call_tape import record_call
+
+    return record_call(fn, args, kwargs)
+
+
+def verify(model: Any, batch: Any = None, **options: Any) -> Verification:
+    """Run two real steps here, on the CPU, and hold the prediction against them.
+
+    Takes the arguments of `account`. See `measure.verify.Verification`.
+    """
+    from preflop.measure.verify import verify_subject
+    from preflop.subject import resolve
+
+    return verify_subject(resolve(model, batch, **options))

@@ -1,0 +1,88 @@
+"""Calls whose result depends on values, when some of their tensors are fake.
+
+A real boolean mask that indexes a fake tensor has a known number of true elements: it is turned into
+integer indices first, for reading, writing and backward alike. What depends on fake floats is assumed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from preflop.errors import BadSubject
+from preflop.record.assume import assumed_number
+
+if TYPE_CHECKING:
+    from preflop.record.recorder import Recorder
+
+aten = torch.ops.aten
+
+
+def run(
+    recorder: Recorder, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]
+) -> Any:
+    """Run one such call."""
+    if func is aten._local_scalar_dense.default or func is aten.is_nonzero.default:
+        return _number(recorder, args[0])
+    if func is aten.equal.default:
+        recorder.assumed("equality of tensors that are not computed: taken as false.")
+        return False
+    if func is aten.nonzero.default:
+        return recorder.planned(aten.new_empty.default, (args[0], [_count(recorder, args[0]), args[0].ndim]),
+                                {"dtype": torch.int64})
+    if func is aten.masked_select.default:
+        return _masked_select(recorder, args[0], args[1])
+    if func is aten.repeat_interleave.Tensor:
+        return _repeat_interleave(recorder, args, kwargs)
+    return _index(recorder, func, args, kwargs)
+
+
+def _number(recorder: Recorder, tensor: torch.Tensor) -> Any:
+    value = assumed_number(tensor.dtype)
+    recorder.assumed(f"a {str(tensor.dtype).removeprefix('torch.')} read back by .item(): taken as {value}.")
+    return value
+
+
+def _count(recorder: Recorder, mask: torch.Tensor) -> int:
+    if type(mask) is not FakeTensor:
+        return int(mask.count_nonzero().item())
+    recorder.assumed("a mask computed from floats selects by values: taken as half of its elements.")
+    return mask.numel() // 2
+
+
+def _masked_select(recorder: Recorder, source: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    shape = torch.broadcast_shapes(source.shape, mask.shape)
+    known = type(mask) is not FakeTensor
+    count = int(mask.expand(shape).count_nonzero().item()) if known else _count(recorder, mask)
+    return recorder.planned(aten.new_empty.default, (source, [count]), {})
+
+
+def _repeat_interleave(recorder: Recorder, args: Any, kwargs: Any) -> torch.Tensor:
+    repeats = args[0]
+    size = kwargs.get("output_size")
+    if size is None:
+        if type(repeats) is FakeTensor:
+            raise BadSubject(
+                "repeat_interleave with counts that are computed from floats cannot be recorded.\n"
+                "  Give it output_size=..."
+            )
+        size = int(repeats.sum().item())
+    return recorder.planned(aten.new_empty.default, (repeats, [size]), {})
+
+
+def _index(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    source, indices = args[0], args[1]
+    known: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            known.append(index)
+        elif type(index) is FakeTensor:
+            count = _count(recorder, index)
+            known.extend(torch.zeros(count, dtype=torch.int64) for _ in range(index.ndim))
+        else:
+            # nonzero of a mask makes one (n, dims) tensor; the indices are its columns.
+            found = index.nonzero()
+            known.extend(found[:, dim] for dim in range(index.ndim))
+    return recorder.planned(func, (source, known, *args[2:]), kwargs)

@@ -1,0 +1,284 @@
+"""From a subject to the parts of its loop, on fake tensors: model, batch, loss, optimizer.
+
+The user's module is copied with its parameters and floating buffers replaced by fakes, so that
+nothing about it changes and nothing of its size is allocated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from preflop.errors import BadSubject, PreflopError
+from preflop.precision import Precision
+from preflop.record.fake import INTEGER_LIMIT_BYTES, FakeKernels
+from preflop.record.recorder import Recorder
+from preflop.subject import Subject, users_error
+
+
+def fake_model(subject: Subject, recorder: Recorder) -> nn.Module:
+    """The subject's model with fake parameters; built or copied while nothing is recorded."""
+    dtype = wanted_dtype(subject)
+    if subject.module is not None:
+        model = copy_faked(unwrap(subject.module), recorder.kernels, dtype)
+    else:
+        with _building(recorder):
+            try:
+                model = subject.make_model()
+            except Exception as error:
+                raise users_error("building the model", error) from error
+        if not isinstance(model, nn.Module):
+            raise BadSubject(
+                f"{subject.name} made {type(model).__name__}, not an nn.Module.\n"
+                "  The factory must return the model."
+            )
+        model = unwrap(model)
+        fake_in_place(model, recorder.kernels, dtype)
+    check_forward(model)
+    return model
+
+
+def wanted_dtype(subject: Subject) -> torch.dtype | None:
+    """What floating parameters are cast to; None leaves them as the model made them."""
+    name = subject.precision.parameter_dtype
+    if name == "float32" and not subject.casts_parameters:
+        return None
+    return getattr(torch, name)  # type: ignore[no-any-return]
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel or DataParallel: one rank's own step."""
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        return model.module  # type: ignore[no-any-return]
+    return model
+
+
+def check_forward(model: nn.Module) -> None:
+    """A model must have a forward."""
+    if type(model).forward is nn.Module.forward and "forward" not in vars(model):
+        raise BadSubject(
+            f"{type(model).__name__} has no forward method.\n  Define forward(self, ...)."
+        )
+
+
+# -- parameters -----------------------------------------------------------------------------------
+
+
+def fake_of(
+    tensor: torch.Tensor, kernels: FakeKernels, dtype: torch.dtype | None
+) -> torch.Tensor:
+    """A fake stand-in for a parameter or buffer: floats cast to `dtype`, same layout, a leaf."""
+    target = tensor.dtype
+    if dtype is not None and tensor.dtype.is_floating_point:
+        target = dtype
+    fake = kernels.empty(tuple(tensor.shape), tensor.stride(), target)
+    if isinstance(tensor, nn.Parameter):
+        fake.requires_grad_(tensor.requires_grad)
+        fake._is_param = True
+    return fake
+
+
+def _stays_real(tensor: torch.Tensor) -> bool:
+    """Integers and booleans keep their values where those exist and are small."""
+    return (
+        not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+        and tensor.numel() * tensor.itemsize <= INTEGER_LIMIT_BYTES
+    )
+
+
+def _real_twin(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type == "cpu":
+        twin = tensor.detach().clone()
+    else:
+        twin = torch.zeros(tensor.shape, dtype=tensor.dtype)
+    return nn.Parameter(twin, requires_grad=False) if isinstance(tensor, nn.Parameter) else twin
+
+
+def copy_faked(
+    model: nn.Module, kernels: FakeKernels, dtype: torch.dtype | None
+) -> nn.Module:
+    """A deep copy whose parameters and floating buffers are fake. The original is only read."""
+    _refuse_uninitialised(model)
+    memo: dict[int, Any] = {}
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if id(tensor) not in memo:
+            memo[id(tensor)] = (
+                _real_twin(tensor) if _stays_real(tensor) else fake_of(tensor, kernels, dtype)
+            )
+    keep = list(memo.values())
+    try:
+        copied = copy.deepcopy(model, memo)
+    except Exception as error:
+        raise users_error(
+            "copying the model (Preflop never changes yours; give a callable that builds it instead)",
+            error,
+        ) from error
+    del keep
+    return copied
+
+
+def _refuse_uninitialised(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+            raise BadSubject(
+                f"parameter {name} of a lazy module has no shape yet.\n"
+                "  Run one forward with a real batch first, or give a factory that does."
+            )
+
+
+def fake_in_place(
+    model: nn.Module, kernels: FakeKernels, dtype: torch.dtype | None
+) -> None:
+    """Replace what a factory left real or in another dtype by fakes; ties stay ties."""
+    swapped: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            for name, tensor in table.items():
+                if tensor is None or _as_wanted(tensor, dtype):
+                    continue
+                if id(tensor) not in swapped:
+                    swapped[id(tensor)] = fake_of(tensor, kernels, dtype)
+                table[name] = swapped[id(tensor)]
+        if isinstance(module, nn.RNNBase):
+            module._init_flat_weights()
+
+
+def _as_wanted(tensor: torch.Tensor, dtype: torch.dtype | None) -> bool:
+    if _stays_real(tensor) and tensor.device.type == "cpu":
+        return True
+    right = dtype is None or tensor.dtype == dtype or not tensor.dtype.is_floating_point
+    return type(tensor) is FakeTensor and right
+
+
+@contextlib.contextmanager
+def _building(recorder: Recorder) -> Iterator[None]:
+    """While a model is built: initialisers do nothing (some read values back, all cost time)."""
+    names = [n for n in dir(nn.init) if callable(getattr(nn.init, n)) and n.endswith("_")]
+    saved = {name: getattr(nn.init, name) for name in names if not name.startswith("__")}
+    saved.pop("_calculate_fan_in_and_fan_out_", None)
+
+    def leave(tensor: Any = None, *_: Any, **__: Any) -> Any:
+        return tensor
+
+    recording, recorder.recording = recorder.recording, False
+    for name in saved:
+        setattr(nn.init, name, leave)
+    try:
+        yield
+    finally:
+        for name, function in saved.items():
+            setattr(nn.init, name, function)
+        recorder.recording = recording
+
+
+# -- batch ----------------------------------------------------------------------------------------
+
+
+def fake_batch(subject: Subject, kernels: FakeKernels) -> Any:
+    """The batch: floats fake, in the parameters' dtype where all of the model is 16-bit; integers real."""
+    batch = make_batch(subject)
+    cast = batch_dtype(subject.precision)
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if _stays_real(tensor):
+            return _real_twin(tensor)
+        twin = fake_of(tensor.detach(), kernels, cast)
+        return twin.requires_grad_(tensor.requires_grad)
+
+    return map_tensors(fake, batch)
+
+
+def make_batch(subject: Subject) -> Any:
+    """What the subject's batch callable makes."""
+    try:
+        batch = subject.make_batch()
+    except PreflopError:
+        raise
+    except Exception as error:
+        raise users_error("making the batch", error) from error
+    if not list(tensors_of(batch)) and batch not in ((), {}, []):
+        raise BadSubject(
+            f"the batch is {type(batch).__name__} and holds no tensor.\n"
+            "  Give a tensor, a tuple (positional) or a mapping (keyword) of tensors."
+        )
+    return batch
+
+
+def batch_dtype(precision: Precision) -> torch.dtype | None:
+    """What floating inputs are cast to: an all-bf16 model cannot read fp32 images."""
+    name = precision.parameter_dtype
+    return None if name == "float32" else getattr(torch, name)  # type: ignore[no-any-return]
+
+
+def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """The same nested batch with every tensor changed; anything else is passed through.
+
+    The same tensor twice stays one tensor.
+    """
+    seen: dict[int, torch.Tensor] = {}
+
+    def walk(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            if id(item) not in seen:
+                seen[id(item)] = change(item)
+            return seen[id(item)]
+        if isinstance(item, Mapping):
+            return {key: walk(inner) for key, inner in item.items()}
+        if isinstance(item, tuple) and hasattr(item, "_fields"):
+            return type(item)(*(walk(inner) for inner in item))
+        if isinstance(item, (list, tuple)):
+            return type(item)(walk(inner) for inner in item)
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            changed = {f.name: walk(getattr(item, f.name)) for f in dataclasses.fields(item) if f.init}
+            return dataclasses.replace(item, **changed)
+        return item
+
+    return walk(value)
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Every distinct tensor in a nested batch."""
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(note, value)
+    yield from found
+
+
+def batch_text(batch: Any) -> str:
+    """The batch in words: "input_ids (2, 7) int64, labels (2, 7) int64"."""
+    if isinstance(batch, torch.Tensor):
+        return _tensor_text(batch)
+    if isinstance(batch, Mapping):
+        parts = [f"{k} {_tensor_text(v)}" for k, v in batch.items() if isinstance(v, torch.Tensor)]
+    else:
+        parts = [_tensor_text(tensor) for tensor in tensors_of(batch)]
+    return ", ".join(parts)
+
+
+def _tensor_text(tensor: torch.Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def count_samples(batch: Any) -> tuple[int | None, int | None]:
+    """(samples, tokens) of a batch: its leading size; integers of shape (batch, sequence) are tokens."""
+    tensors = list(tensors_of(batch))
+    samples = next((tensor.shape[0] for tensor in tensors if tensor.ndim), None)
+    names = batch if isinstance(batch, Mapping) else {}
+    ids = names.get("input_ids")
+    if ids is None:
+        ids = next((t for t in tensors if t.dtype in (torch.int64, torch.int32) and t.ndim == 2), None)
+        if any(t.is_floating_point() and t.ndim >= 3 for t in tensors):
+            ids = None
+    tokens = int(ids.numel()) if isinstance(ids, torch.Tensor) and ids.ndim == 2 else None
+    return samples, tokens

@@ -1,0 +1,174 @@
+"""Records a subject: builds it on fake tensors and runs two steps of the contract's loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from preflop.errors import BadSubject, PreflopError
+from preflop.record import prepare
+from preflop.record.loop import default_loss, train_step
+from preflop.record.optimizers import build_optimizer
+from preflop.record.recompute import apply_recompute
+from preflop.record.recorder import Recorder
+from preflop.subject import Subject, users_error
+from preflop.tape.events import ParameterInfo, Role, SubjectInfo, Tape
+
+STEPS = 2
+"""The first makes the optimizer's states, the second is the steady state."""
+
+
+def record_subject(subject: Subject) -> Tape:
+    """The tape of two optimizer steps of the subject.
+
+    Raises:
+        PreflopError: the subject cannot be built or run; its own error is given once.
+    """
+    recorder = Recorder()
+    with recorder:
+        recorder.recording = False
+        model = prepare.fake_model(subject, recorder)
+        apply_recompute(model, subject.recompute)
+        batch = prepare.fake_batch(subject, recorder.kernels)
+        recorder.origins.name_modules(model)
+        try:
+            optimizer = build_optimizer(subject, model.parameters())
+        except PreflopError:
+            raise
+        except Exception as error:
+            raise users_error("making the optimizer", error) from error
+        parameters = _enter_model(recorder, model)
+        for tensor in prepare.tensors_of(batch):
+            recorder.table.was_there(tensor, Role.INPUT)
+        recorder.recording = True
+        _run(recorder, subject, model, batch, optimizer)
+        recorder.recording = False
+        info = _subject_info(subject, batch)
+        tape = recorder.tape(info, STEPS)
+    tape.parameters = parameters
+    return tape
+
+
+def _run(
+    recorder: Recorder,
+    subject: Subject,
+    model: nn.Module,
+    batch: Any,
+    optimizer: torch.optim.Optimizer | None,
+) -> None:
+    precision = subject.precision
+    autocast = None if precision.autocast_dtype is None else getattr(torch, precision.autocast_dtype)
+    scaler = torch.amp.GradScaler("cpu") if precision.scaled else None
+
+    def observe(name: str, microbatch: int) -> None:
+        _observe(recorder, model, optimizer, name, microbatch)
+
+    for step in range(STEPS):
+        recorder.step = step
+        try:
+            train_step(
+                model,
+                batch,
+                subject.loss or default_loss,
+                optimizer,
+                autocast_dtype=autocast,
+                scaler=scaler,
+                microbatches=subject.microbatches,
+                keep_output=subject.keep_output,
+                observe=observe,
+            )
+        except PreflopError:
+            raise
+        except Exception as error:
+            raise users_error("running the step", error) from error
+
+
+def _observe(
+    recorder: Recorder,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    name: str,
+    microbatch: int,
+) -> None:
+    """Learn roles at the moments when they are known, and mark the moment."""
+    recorder.microbatch = microbatch
+    if name == "microbatch":
+        return
+    if name == "forward_end":
+        _activations(recorder)
+    elif name == "backward_end":
+        for path, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                recorder.table.set_role(parameter.grad, Role.GRADIENT, path)
+    elif name == "optimizer_end" and optimizer is not None:
+        _states(recorder, optimizer)
+    recorder.mark(name)
+
+
+def _activations(recorder: Recorder) -> None:
+    """What forward made and is alive when it ends is kept for backward."""
+    for number in recorder.table.alive.values():
+        storage = recorder.table.storages[number]
+        if storage.role is Role.TEMPORARY:
+            storage.role = Role.ACTIVATION
+
+
+def _states(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
+    def walk(value: Any, name: str) -> None:
+        if isinstance(value, torch.Tensor):
+            recorder.table.set_role(value, Role.OPTIMIZER_STATE, name)
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                walk(item, f"{name}.{key}" if name else str(key))
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                walk(item, name)
+
+    for state in optimizer.state.values():
+        walk(state, "")
+
+
+def _enter_model(recorder: Recorder, model: nn.Module) -> list[ParameterInfo]:
+    holders = {
+        id(parameter): type(module).__name__
+        for module in model.modules()
+        for parameter in module._parameters.values()
+        if parameter is not None
+    }
+    infos = []
+    for name, parameter in model.named_parameters():
+        number = recorder.table.was_there(parameter, Role.PARAMETER, name)
+        infos.append(
+            ParameterInfo(
+                name,
+                tuple(parameter.shape),
+                str(parameter.dtype).removeprefix("torch."),
+                parameter.requires_grad,
+                number,
+                holders.get(id(parameter), ""),
+            )
+        )
+    for name, buffer in model.named_buffers():
+        recorder.table.was_there(buffer, Role.BUFFER, name)
+    return infos
+
+
+def _subject_info(subject: Subject, batch: Any) -> SubjectInfo:
+    samples, tokens = prepare.count_samples(batch)
+    return SubjectInfo(
+        model=subject.name,
+        precision=subject.precision.name,
+        optimizer=subject.optimizer_name,
+        microbatches=subject.microbatches,
+        recompute=subject.recompute_name,
+        batch=subject.batch_text or prepare.batch_text(batch),
+        tokens=subject.tokens if subject.tokens is not None else tokens,
+        samples=samples,
+        device=subject.device,
+        torch_version=torch.__version__,
+    )
+
+
+__all__ = ["BadSubject", "record_subject"]
