@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ def normalize(name: str) -> str:
     return re.sub(r"[\s_-]+", "", name.casefold())
 
 
-@lru_cache(maxsize=1)
+@cache
 def _texts() -> dict[str, str]:
     """TOML text of every device, by id."""
     folder = resources.files("preflop.hardware") / "catalog"
@@ -47,13 +47,13 @@ def _texts() -> dict[str, str]:
     return {f.name.removesuffix(".toml"): f.read_text("utf-8") for f in sorted(files, key=lambda f: f.name)}
 
 
-@lru_cache(maxsize=1)
+@cache
 def _heads() -> dict[str, dict[str, Any]]:
     """Top-level keys of every device (names and aliases), without parsing its figures."""
     return {device_id: tomllib.loads(text.split("\n[", 1)[0]) for device_id, text in _texts().items()}
 
 
-@lru_cache(maxsize=1)
+@cache
 def _ids_by_name() -> dict[str, tuple[str, ...]]:
     """Ids of the devices that a normalised name means; more than one only for a shared torch name."""
     found: dict[str, list[str]] = {}
@@ -105,7 +105,7 @@ def _figures(table: dict[str, Any], sources: dict[str, str], where: str) -> Mapp
     return MappingProxyType(figures)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load(device_id: str) -> Device:
     return parse(_texts()[device_id], f"hardware/catalog/{device_id}.toml")
 
