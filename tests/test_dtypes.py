@@ -41,7 +41,7 @@ def test_figures_are_torchs(name: str) -> None:
     # torch 2.13 says 0.125 for E5M2FNUZ, which has 2 mantissa bits: 1.125 becomes 1 in it.
     epsilon = 0.25 if name == "fp8-e5m2fnuz" else info.eps
     assert ours == (info.bits, info.max, info.smallest_normal, epsilon)
-    assert torch.tensor(1 + number_format.epsilon).double().to(dtype).double() == 1 + number_format.epsilon
+    assert torch.tensor(1 + number_format.epsilon, dtype=torch.float64).to(dtype).double() == 1 + number_format.epsilon
 
 
 def test_specification_facts() -> None:

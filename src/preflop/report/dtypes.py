@@ -1,0 +1,90 @@
+"""`preflop dtypes`: number formats and what a value becomes in them, as JSON and as a table."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from preflop.dtypes import Effect, NumberFormat, Rounding
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# What the table says of each effect; `{largest}` is the format's.
+_WORDS = {
+    Effect.EXACT: "exact",
+    Effect.ROUNDED: "rounded",
+    Effect.SUBNORMAL: "subnormal, fewer bits",
+    Effect.UNDERFLOW: "underflows to 0",
+    Effect.OVERFLOW: "overflows, largest is {largest:.5g}",
+    Effect.UNSIGNED: "has no such number",
+}
+
+
+def dtypes_json(
+    formats: tuple[NumberFormat, ...], roundings: tuple[Rounding, ...] = (), asked: str | None = None
+) -> dict[str, Any]:
+    """Every format's figures; with a value, what it becomes in each.
+
+    An infinite result is the text "inf" or "-inf": JSON has no infinity.
+    """
+    found: dict[str, Any] = {
+        "schema": "preflop.dtypes/1",
+        "formats": [asdict(number_format) for number_format in formats],
+    }
+    if asked is not None:
+        found["value"] = asked
+        found["roundings"] = [_rounding_json(rounding) for rounding in roundings]
+    return found
+
+
+def _rounding_json(rounding: Rounding) -> dict[str, Any]:
+    value = rounding.value
+    infinite = value is not None and math.isinf(value)
+    return {
+        "format": rounding.format,
+        "value": str(value) if infinite else value,
+        "effect": rounding.effect.value,
+        "relative_error": rounding.relative_error,
+    }
+
+
+def dtypes_table(formats: tuple[NumberFormat, ...]) -> Table:
+    """One row per format."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("format", no_wrap=True)
+    for header in ("bytes", "exponent", "mantissa", "largest", "least normal", "least", "epsilon"):
+        table.add_column(header, justify="right", no_wrap=True)
+    for f in formats:
+        sizes = (f"{f.bytes:g}", str(f.exponent_bits), str(f.mantissa_bits))
+        values = (f.largest, f.smallest_normal, f.smallest_subnormal, f.epsilon)
+        table.add_row(f.name, *sizes, *("" if value is None else f"{value:.4g}" for value in values))
+    return table
+
+
+def roundings_table(formats: tuple[NumberFormat, ...], roundings: tuple[Rounding, ...], asked: str) -> Table:
+    """One row per format: what the value becomes, and in words what happened."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("format", no_wrap=True)
+    table.add_column(f"{asked} becomes", justify="right", no_wrap=True)
+    table.add_column("relative error", justify="right", no_wrap=True)
+    table.add_column("what happens", no_wrap=True)
+    for number_format, rounding in zip(formats, roundings, strict=True):
+        value = "none" if rounding.value is None else f"{rounding.value:.8g}"
+        error = "" if rounding.relative_error is None else f"{rounding.relative_error:.2g}"
+        words = _WORDS[rounding.effect].format(largest=_end(number_format, rounding))
+        table.add_row(number_format.name, value, error, words)
+    return table
+
+
+def _end(number_format: NumberFormat, rounding: Rounding) -> float:
+    """The end of the range that the value went past."""
+    negative = rounding.value is not None and rounding.value < 0
+    return number_format.smallest if negative else number_format.largest

@@ -1,0 +1,85 @@
+"""What fits: the napkin's facts, and the search for the largest batch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from preflop.errors import PreflopError
+from preflop.hardware.catalog import find
+from preflop.optimizers import find_optimizer
+from preflop.plan.fit import LargestBatch, Need, largest_batch, largest_model
+from preflop.precision import find_precision
+
+
+@pytest.mark.parametrize(
+    ("precision", "billions"), [("fp32", 40.0), ("bf16-mixed", 40.0), ("bf16-fp32-states", 53.3), ("bf16", 80.0)]
+)
+def test_adamw_on_eight_h100(precision: str, billions: float) -> None:
+    """8 x 80e9 bytes with AdamW: 40e9 parameters at 16 bytes, 53.3e9 at 12, 80e9 at 8."""
+    found = largest_model(find("h100-sxm"), 8, find_optimizer("adamw"), find_precision(precision))
+    assert round(found.parameters / 1e9, 1) == billions
+    assert found.memory_bytes == 640 * 10**9
+
+
+def test_columns_sum_to_bytes_per_parameter() -> None:
+    """Weights + gradients + states == bytes per parameter, for every optimizer and precision."""
+    from preflop.optimizers import OPTIMIZERS
+    from preflop.precision import PRECISIONS
+
+    for optimizer in OPTIMIZERS.values():
+        for precision in PRECISIONS.values():
+            found = largest_model(find("a100"), 1, optimizer, precision)
+            parts = found.parameter_bytes + found.gradient_bytes + found.optimizer_state_bytes
+            assert parts == found.bytes_per_parameter
+
+
+def test_adafactor_says_what_it_leaves_out() -> None:
+    """A factored optimizer's vectors are not in the napkin, and the answer says so."""
+    found = largest_model(find("a100"), 1, find_optimizer("adafactor"), find_precision("fp32"))
+    assert any("row and column vectors" in text for text in found.assumptions)
+
+
+def search(capacity: int, base: int, each: int, jump: int = 0, at: int = 1) -> LargestBatch:
+    """Search in a made-up model: base + each x batch bytes, `jump` more from batch `at` on."""
+
+    def need(batch: int) -> Need:
+        peak = base + each * batch + (jump if batch >= at else 0)
+        return Need(batch, peak, capacity - peak)
+
+    return largest_batch(need)
+
+
+@given(
+    capacity=st.integers(0, 10**12),
+    base=st.integers(0, 10**10),
+    each=st.integers(1, 10**9),
+    jump=st.integers(0, 10**10),
+    at=st.integers(1, 2000),
+)
+def test_found_fits_and_one_more_does_not(capacity: int, base: int, each: int, jump: int, at: int) -> None:
+    """The found batch fits, the next one does not, and both were recorded."""
+    if (capacity - base) // each > 2**29:
+        return
+    found = search(capacity, base, each, jump, at)
+    assert found.one_more.spare_bytes < 0
+    if found.fits is None:
+        assert found.one_more.batch == 1
+    else:
+        assert found.fits.spare_bytes >= 0
+        assert found.one_more.batch == found.fits.batch + 1
+
+
+def test_a_linear_model_needs_few_recordings() -> None:
+    """GPT-2-like sizes on 80 GB: five recordings find a batch in the hundreds."""
+    found = search(80 * 10**9, 2 * 10**9, 310 * 10**6)
+    assert found.fits is not None
+    assert found.fits.batch == 251
+    assert found.recordings <= 5
+
+
+def test_memory_that_does_not_grow_is_an_error() -> None:
+    """A model whose memory does not depend on its batch has no largest batch."""
+    with pytest.raises(PreflopError, match="does not grow with its batch"):
+        largest_batch(lambda batch: Need(batch, 5, 5))
