@@ -37,6 +37,12 @@ class Work:
     """With what the kernel recomputes inside (attention backward); None: the same as `flops`."""
     attended_flops: int | None = None
     """Only the (query, key) pairs that the mask or causality leaves; None: the same as `flops`."""
+    parts: tuple[Work, ...] = ()
+    """For a fused operator that does several kinds of work (a whole encoder layer): its parts. They
+    sum to `flops`."""
+    estimate: bool = False
+    """The count is a published estimate or a bound, not exact (FFT; packed sequences of unknown
+    lengths). Listed beside matmul-like work even where `kind` is OTHER."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +54,12 @@ class Moved:
 
 
 FlopsFormula = Callable[[Signature], Work]
+FlopsOfUsedFormula = Callable[[Signature, tuple[bool, ...]], Work]
 TrafficFormula = Callable[[Signature], Moved]
 WorkspaceFormula = Callable[[Signature], int]
 
 FLOPS: dict[str, FlopsFormula] = {}
+FLOPS_OF_USED: dict[str, FlopsOfUsedFormula] = {}
 TRAFFIC: dict[str, TrafficFormula] = {}
 WORKSPACE: dict[str, WorkspaceFormula] = {}
 
@@ -67,6 +75,12 @@ def _register(table: dict, names: tuple[str, ...], formula):  # type: ignore[no-
 def flops(*names: str) -> Callable[[FlopsFormula], FlopsFormula]:
     """Register the FLOPs formula of operators, by name without overload ("aten.mm")."""
     return lambda formula: _register(FLOPS, names, formula)
+
+
+def flops_of_used(*names: str) -> Callable[[FlopsOfUsedFormula], FlopsOfUsedFormula]:
+    """Register FLOPs that depend on which outputs are used, for operators whose kernel has no output
+    mask (mkldnn_rnn_layer_backward). Takes the signature and, per output, whether anything used it."""
+    return lambda formula: _register(FLOPS_OF_USED, names, formula)
 
 
 def traffic(*names: str) -> Callable[[TrafficFormula], TrafficFormula]:

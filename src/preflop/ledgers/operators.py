@@ -1,0 +1,123 @@
+"""Operators of the steady step: like calls on one row, with FLOPs and bytes, without time.
+
+May import: tape, ops, account (its dataclasses), ledgers. Never torch, never a device.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from preflop.account import OperatorRow
+from preflop.ledgers.flops import priced
+from preflop.ledgers.tally import Origin, dtypes
+from preflop.ledgers.traffic import bytes_by_origin
+from preflop.ops.arguments import result
+from preflop.ops.registry import Kind
+from preflop.tape.events import Signature, Tape, TensorMeta
+
+SHAPES_SHOWN = 4
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+_Key = tuple[str, str, str, str, str, str]
+
+
+@dataclass(slots=True)
+class _Sums:
+    calls: int = 0
+    flops: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
+    kind: Kind = Kind.OTHER
+
+
+def operator_rows(tape: Tape) -> list[OperatorRow]:
+    """Rows of the steady step, most FLOPs first, then most bytes. Times are left open.
+
+    Alike means: same operator, phase, module (numbers in its path replaced by *), line, shapes and
+    dtype. FLOPs include element-wise work, so that the rows' FLOPs sum to the total. Calls that do no
+    arithmetic and move nothing (views) are left out.
+    """
+    rows = _Rows(tape)
+    for origin, calls, price in priced(tape):
+        sums = rows.at(origin)
+        sums.calls += calls
+        if price is not None:
+            sums.flops += price.flops * calls
+            sums.kind = price.kind
+    for origin, calls, bytes_moved in bytes_by_origin(tape):
+        sums = rows.at(origin)
+        sums.read_bytes += bytes_moved.read_bytes * calls
+        sums.write_bytes += bytes_moved.write_bytes * calls
+    found = [_row(key, sums) for key, sums in rows.sums.items()]
+    found = [row for row in found if row.flops or row.read_bytes or row.write_bytes]
+    return sorted(found, key=lambda row: (-row.flops, -row.read_bytes - row.write_bytes))
+
+
+class _Rows:
+    """Sums per row, found by where a call comes from."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.sums: dict[_Key, _Sums] = {}
+        self._shapes = [shapes_text(sig) for sig in tape.signatures]
+        self._dtypes = dtypes(tape)
+        self._modules = [starred(name) for name in tape.modules]
+
+    def at(self, origin: Origin) -> _Sums:
+        key = (
+            self.tape.signatures[origin.signature].op,
+            origin.phase.value,
+            self._modules[origin.module],
+            self.tape.sources[origin.source],
+            self._shapes[origin.signature],
+            self._dtypes[origin.signature],
+        )
+        return self.sums.setdefault(key, _Sums())
+
+
+def _row(key: _Key, sums: _Sums) -> OperatorRow:
+    op, phase, module, source, shapes, dtype = key
+    moved = sums.read_bytes + sums.write_bytes
+    return OperatorRow(
+        op=op,
+        phase=phase,
+        module=module,
+        source=source or None,
+        calls=sums.calls,
+        shapes=shapes,
+        dtype=dtype,
+        flops=sums.flops,
+        read_bytes=sums.read_bytes,
+        write_bytes=sums.write_bytes,
+        arithmetic_intensity=sums.flops / moved if moved else None,
+        bound=None,
+        time_s=None,
+        kind=sums.kind.value,
+    )
+
+
+def starred(path: str) -> str:
+    """A module path with the numbers among its names replaced, so that layers are alike.
+
+    >>> starred("blocks.11.mlp.fc1"), starred("0")
+    ('blocks.*.mlp.fc1', '*')
+    """
+    return _NUMBER.sub("*", path)
+
+
+def shapes_text(sig: Signature) -> str:
+    """Shapes of what a call takes and gives.
+
+    >>> a, b = TensorMeta((2, 3), (3, 1), 0, "float32"), TensorMeta((3, 4), (4, 1), 0, "float32")
+    >>> c = TensorMeta((2, 4), (4, 1), 0, "float32")
+    >>> shapes_text(Signature("aten.mm", "default", (), (), (a, b), (c,), (None,), ()))
+    '(2, 3) x (3, 4) -> (2, 4)'
+    """
+    return f"{_joined(sig.inputs)} -> {_joined(result(sig))}".strip()
+
+
+def _joined(metas: tuple[TensorMeta, ...]) -> str:
+    shown = " x ".join(str(meta.shape) for meta in metas[:SHAPES_SHOWN])
+    more = len(metas) - SHAPES_SHOWN
+    return f"{shown} x {more} more" if more > 0 else shown

@@ -1,0 +1,44 @@
+"""Fused optimizer kernels: element-wise work over lists of parameters, gradients and states."""
+
+from __future__ import annotations
+
+from preflop.ops.arguments import argument, tensors
+from preflop.ops.registry import Kind, Work, flops
+from preflop.tape.events import Signature
+
+# Operations per parameter element, from the update rules in torch.optim's documentation.
+# Adam: first moment 3 (lerp), second moment 4 (scale, square, scale, add), root 1, divide by the bias
+# correction 1, add eps 1, update 3 (divide, scale, subtract); weight decay 2 more.
+ADAM_FLOPS = 13
+ADAGRAD_FLOPS = 7
+SGD_FLOPS = 2
+DECAY_FLOPS = 2
+MOMENTUM_FLOPS = 3
+
+
+def _parameters(sig: Signature) -> int:
+    return sum(meta.elements for meta in tensors(sig, 0, "self"))
+
+
+def _decay(sig: Signature) -> int:
+    return DECAY_FLOPS if argument(sig, 10**6, "weight_decay", 0.0) else 0
+
+
+@flops("aten._fused_adam_", "aten._fused_adamw_", "aten._fused_adam", "aten._fused_adamw")
+def adam(sig: Signature) -> Work:
+    """FLOPs of one Adam step: 13 per parameter, 2 more with weight decay, 1 with amsgrad."""
+    amsgrad = 1 if argument(sig, 10**6, "amsgrad", False) else 0
+    return Work((ADAM_FLOPS + _decay(sig) + amsgrad) * _parameters(sig), Kind.OTHER)
+
+
+@flops("aten._fused_sgd_", "aten._fused_sgd")
+def sgd(sig: Signature) -> Work:
+    """FLOPs of one SGD step: 2 per parameter, 3 more with momentum, 2 with weight decay."""
+    momentum = MOMENTUM_FLOPS if argument(sig, 10**6, "momentum", 0.0) else 0
+    return Work((SGD_FLOPS + momentum + _decay(sig)) * _parameters(sig), Kind.OTHER)
+
+
+@flops("aten._fused_adagrad_", "aten._fused_adagrad")
+def adagrad(sig: Signature) -> Work:
+    """FLOPs of one Adagrad step: 7 per parameter, 2 more with weight decay."""
+    return Work((ADAGRAD_FLOPS + _decay(sig)) * _parameters(sig), Kind.OTHER)
