@@ -55,15 +55,32 @@ def dtypes_table(formats: tuple[NumberFormat, ...]) -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("format", no_wrap=True)
-    for header in ("bytes", "exponent", "mantissa", "largest", "least normal", "least", "epsilon"):
+    for header in ("bytes", "bits", "largest", "least normal", "least", "epsilon"):
         table.add_column(header, justify="right", no_wrap=True)
     for f in formats:
-        sizes = (f"{f.bytes:g}", str(f.exponent_bits), str(f.mantissa_bits))
         values = (f.largest, f.smallest_normal, f.smallest_subnormal, f.epsilon)
-        table.add_row(f.name, *sizes, *("" if value is None else f"{value:.4g}" for value in values))
+        table.add_row(f.name, f"{f.bytes:g}", _bits_text(f), *map(_value_text, values))
+    table.caption = "bits: sign + exponent + mantissa"
     return table
+
+
+def _bits_text(number_format: NumberFormat) -> str:
+    """Sign, exponent and mantissa bits: "1+8+7"."""
+    sign = number_format.bits - number_format.exponent_bits - number_format.mantissa_bits
+    return f"{sign}+{number_format.exponent_bits}+{number_format.mantissa_bits}"
+
+
+def _value_text(value: float | None) -> str:
+    """Four digits, but small whole numbers in full.
+
+    >>> _value_text(65504.0), _value_text(2.0**-24), _value_text(None)
+    ('65504', '5.96e-08', '')
+    """
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value == int(value) and value < 1e6 else f"{value:.4g}"
 
 
 def roundings_table(formats: tuple[NumberFormat, ...], roundings: tuple[Rounding, ...], asked: str) -> Table:
@@ -71,7 +88,7 @@ def roundings_table(formats: tuple[NumberFormat, ...], roundings: tuple[Rounding
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("format", no_wrap=True)
     table.add_column(f"{asked} becomes", justify="right", no_wrap=True)
     table.add_column("relative error", justify="right", no_wrap=True)
