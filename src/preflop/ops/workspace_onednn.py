@@ -1,0 +1,296 @@
+"""What CPU kernels that ask oneDNN allocate inside: reordered operands and results, and scratchpads.
+
+oneDNN chooses memory layouts by the machine's instruction set. These rules are those of AVX-512 (blocks
+of 16 channels); with AVX2 (blocks of 8) they differ only where channels are padded. Left out, because
+they are small or a matter of the code oneDNN generates: padded biases, barriers, the gemm buffers of
+16-bit matmuls.
+
+Source of the layouts: oneDNN, src/cpu/x64/jit_avx512_common_conv_kernel.cpp (`init_conf`); of the order
+of the allocations: aten/src/ATen/native/mkldnn/Conv.cpp and ideep/operators/conv.hpp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from preflop.ops.arguments import argument, need
+from preflop.ops.registry import workspace
+from preflop.ops.workspace import contiguous_copy_bytes, is_contiguous, thread_count
+from preflop.tape.events import Signature, TensorMeta
+from preflop.units import DTYPE_BYTES
+
+_BLOCK = 16
+"""Channels of one block: fp32 numbers of one AVX-512 register."""
+_PAGE_BYTES = 4096
+
+
+def _rounded(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+@dataclass(frozen=True, slots=True)
+class _Convolution:
+    """One convolution's sizes, as both directions need them. Bytes with channels padded to blocks."""
+
+    x: TensorMeta
+    weight: TensorMeta
+    y: TensorMeta
+    groups: int
+    stride: tuple[int, ...]
+    transposed: bool
+
+    @property
+    def itemsize(self) -> int:
+        return self.x.itemsize
+
+    @property
+    def channels_last(self) -> bool:
+        """oneDNN computes in the caller's own channels-last layout and reorders only the weight."""
+        shape, stride = self.x.shape, self.x.stride
+        return len(shape) == 4 and not is_contiguous(self.x) and stride[1] == 1
+
+    @property
+    def plain_input(self) -> bool:
+        """An image of 1 or 3 channels is read as it is."""
+        return self.groups == 1 and self.x.shape[1] in (1, 3) and not self.transposed
+
+    def channels(self, count: int) -> int:
+        """Channels in memory: padded to whole blocks, without groups or one channel to a group."""
+        depthwise = self.groups == self.x.shape[1]
+        return _rounded(count, _BLOCK) if self.groups == 1 or depthwise else count
+
+    def blocked_bytes(self, meta: TensorMeta) -> int:
+        """Bytes of an activation in oneDNN's layout."""
+        count, channels, *space = meta.shape
+        return count * self.channels(channels) * prod(space) * self.itemsize
+
+    @property
+    def x_bytes(self) -> int:
+        return 0 if self.plain_input else self.blocked_bytes(self.x)
+
+    @property
+    def weight_bytes(self) -> int:
+        """The weight in oneDNN's layout."""
+        out, inner, *kernel = self.weight.shape
+        if self.groups == self.x.shape[1] and self.groups > 1:
+            return _rounded(out, _BLOCK) * inner * prod(kernel) * self.itemsize
+        inner = inner if self.plain_input else self.channels(inner)
+        return self.channels(out) * inner * prod(kernel) * self.itemsize
+
+    @property
+    def computes_channels_last(self) -> bool:
+        """16-bit and transposed kernels run on channels-last memory, whatever the caller has."""
+        return self.transposed or self.itemsize < DTYPE_BYTES["float32"]
+
+    @property
+    def gradient_computes_channels_last(self) -> bool:
+        """So does the gradient of the input of a strided convolution, and of an image."""
+        strided = max(self.stride) > 1 and prod(self.weight.shape[2:]) > 1 and self.groups == 1
+        forward_16_bit = self.itemsize < DTYPE_BYTES["float32"]
+        return not self.transposed and (strided or self.plain_input or forward_16_bit)
+
+
+def _to_dense(result: int, *, channels_last: bool) -> int:
+    """Bytes while a result leaves oneDNN: it and its dense copy; through channels-last, one more.
+
+    Source: aten/src/ATen/native/mkldnn/MKLDNNConversions.cpp, `mkldnn_to_dense`.
+    """
+    return 3 * result if channels_last else 2 * result
+
+
+@workspace("aten.convolution")
+def convolution(sig: Signature) -> int:
+    """Input, weight and output in oneDNN's layout; the first two are gone when the output is copied out."""
+    x, weight, y = need(sig, 0, "input"), need(sig, 1, "weight"), sig.outputs[0]
+    case = _Convolution(
+        x, weight, y, argument(sig, 8, "groups"), argument(sig, 3, "stride"), bool(argument(sig, 6, "transposed"))
+    )
+    if not _asks_onednn(case):
+        return 0
+    if case.channels_last:
+        return case.weight_bytes + _channels_last_weight_bytes(case)
+    blocked = case.blocked_bytes(y)
+    running = case.x_bytes + case.weight_bytes + blocked
+    leaving = _to_dense(y.bytes, channels_last=True) if case.computes_channels_last else blocked + y.bytes
+    return max(running, leaving) - y.bytes
+
+
+@workspace("aten.convolution_backward")
+def convolution_backward(sig: Signature) -> int:
+    """First the input's gradient, which stays, then the weight's: each with its operands reordered.
+
+    Where several threads share the weight gradient over samples, each but the first sums into a copy.
+    """
+    gradient, x, weight = need(sig, 0, "grad_output"), need(sig, 1, "input"), need(sig, 2, "weight")
+    case = _Convolution(
+        x, weight, gradient, argument(sig, 9, "groups"), argument(sig, 4, "stride"), bool(argument(sig, 7, "transposed"))
+    )
+    if not _asks_onednn(case):
+        return 0
+    wants_input, wants_weight, _ = argument(sig, 10, "output_mask")
+    outputs = sum(meta.bytes for meta in sig.outputs)
+    input_gradient = x.bytes if wants_input else 0
+    if case.channels_last:
+        peaks = _channels_last_backward(case, input_gradient, wants_weight=wants_weight)
+    else:
+        peaks = _blocked_backward(case, input_gradient, wants_weight=wants_weight)
+    return max(max(peaks, default=0) - outputs, 0)
+
+
+def _blocked_backward(case: _Convolution, input_gradient: int, *, wants_weight: bool) -> list[int]:
+    """Bytes alive at the moments that can be the peak, outputs included."""
+    gradient = case.blocked_bytes(case.y)
+    peaks = []
+    if input_gradient:
+        result = case.blocked_bytes(case.x)
+        peaks.append(gradient + case.weight_bytes + result)
+        through = case.gradient_computes_channels_last
+        peaks.append(_to_dense(input_gradient, channels_last=True) if through else result + input_gradient)
+    if wants_weight:
+        running = gradient + case.x_bytes + case.weight_bytes + _reduction_bytes(case)
+        peaks.append(input_gradient + running)
+        peaks.append(input_gradient + case.weight_bytes + case.weight.bytes)
+    return peaks
+
+
+def _channels_last_backward(case: _Convolution, input_gradient: int, *, wants_weight: bool) -> list[int]:
+    """Only weights are reordered: to channels-last by torch, then to oneDNN's layout."""
+    weights = case.weight_bytes + _channels_last_weight_bytes(case)
+    peaks = [weights + input_gradient] if input_gradient else []
+    if wants_weight:
+        peaks.append(input_gradient + weights + case.weight_bytes + _reduction_bytes(case))
+    return peaks
+
+
+def _channels_last_weight_bytes(case: _Convolution) -> int:
+    """torch's own channels-last copy of the weight; a 1 x 1 kernel lies so already."""
+    return case.weight.bytes if prod(case.weight.shape[2:]) > 1 else 0
+
+
+def _asks_onednn(case: _Convolution) -> bool:
+    """torch runs tiny convolutions by itself, and fp64 ones always.
+
+    Source: aten/src/ATen/native/Convolution.cpp, `ConvParams::use_mkldnn`.
+    """
+    if case.x.dtype not in ("float32", "bfloat16", "float16"):
+        return False
+    if case.itemsize < DTYPE_BYTES["float32"]:
+        return True
+    big = case.x.shape[0] > 1 or case.x.elements > 20480  # noqa: PLR2004
+    return thread_count() > 1 or case.groups > 1 or max(case.weight.shape[2:]) > 3 or big  # noqa: PLR2004
+
+
+def _reduction_bytes(case: _Convolution) -> int:
+    """Copies of the weight gradient that threads sum into: one less than threads over samples.
+
+    How threads are laid out minimises memory read, weights counting eight times.
+    Source: oneDNN, jit_avx512_common_conv_bwd_weights_kernel_f32::balance.
+    """
+    count = thread_count()
+    if count < case.groups or case.groups > 1:
+        return 0
+    samples = case.x.shape[0]
+    inner_blocks = max(1, case.x.shape[1] // _BLOCK)
+    outer_blocks = max(1, case.y.shape[1] // _BLOCK)
+    x_space, y_space = prod(case.x.shape[2:]), prod(case.y.shape[2:])
+    kernel = prod(case.weight.shape[2:])
+
+    def cost(over_samples: int, over_outer: int, over_inner: int) -> int:
+        mine = -(-samples // over_samples)
+        inner, outer = -(-inner_blocks // over_inner), -(-outer_blocks // over_outer)
+        read = mine * inner * _BLOCK * x_space // prod(case.stride) + mine * outer * _BLOCK * y_space
+        return read + 8 * outer * inner * kernel * _BLOCK * _BLOCK
+
+    best, chosen = cost(1, 1, 1), 1
+    for over_samples in range(1, min(count, samples) + 1):
+        left = count // over_samples
+        for over_outer in range(1, min(left, outer_blocks) + 1):
+            over_inner = min(left // over_outer, inner_blocks)
+            now = cost(over_samples, over_outer, over_inner)
+            if now <= best:
+                best, chosen = now, over_samples
+    return (chosen - 1) * case.weight_bytes
+
+
+# --------------------------------------------------------------------------------------------- LSTM
+
+
+def _leading_dimension(columns: int) -> int:
+    """Columns of a matrix in memory: whole cache lines, and not a multiple of 256 (4 KiB aliasing).
+
+    Source: oneDNN, src/cpu/rnn/rnn_utils.cpp, `get_good_ld`.
+
+    >>> _leading_dimension(70), _leading_dimension(512)
+    (80, 528)
+    """
+    padded = _rounded(columns, _BLOCK)
+    return padded + _BLOCK if padded % 256 == 0 else padded
+
+
+def lstm_reserve_bytes(length: int, batch: int, input_size: int, hidden_size: int) -> int:
+    """Bytes of the fourth output of `mkldnn_rnn_layer`, which forward keeps for backward.
+
+    Gates of every step; hidden and cell states and their gradients (one step and one layer more: five
+    arrays); and the outputs. Each begins on a page of its own. Fake kernels say 0.
+    Source: oneDNN, src/cpu/rnn/rnn_utils.cpp, `set_offsets`; measured for hidden sizes that are whole
+    cache lines (other sizes come out up to 3 % high).
+
+    >>> lstm_reserve_bytes(64, 8, 256, 128)
+    5812224
+    """
+    item = DTYPE_BYTES["float32"]
+    gates = length * batch * _leading_dimension(4 * hidden_size) * item
+    rows = 2 * (length + 1) * batch
+    layer_states = rows * _leading_dimension(max(input_size, hidden_size)) * item
+    cell_states = rows * _leading_dimension(hidden_size) * item
+    outputs = length * batch * hidden_size * item
+    arrays = (gates, *(layer_states,) * 3, *(cell_states,) * 2, outputs)
+    return sum(_rounded(size, _PAGE_BYTES) for size in arrays)
+
+
+_RNN_SCRATCHPAD_REST_BYTES = 12_856
+"""Everything in the scratchpad but the gates: three pages and a header, the same for all shapes
+measured."""
+
+
+def _lstm_running_bytes(sig: Signature, length: int, batch: int) -> int:
+    """Both weights with padded rows, and the gates in a scratchpad."""
+    weights = 0
+    for position in (1, 2):
+        rows, columns = sig.inputs[position].shape
+        weights += columns * _leading_dimension(rows) * DTYPE_BYTES["float32"]
+    gates = length * batch * _leading_dimension(sig.inputs[1].shape[0]) * DTYPE_BYTES["float32"]
+    return weights + _rounded(gates, _PAGE_BYTES) + _RNN_SCRATCHPAD_REST_BYTES
+
+
+@workspace("aten.mkldnn_rnn_layer")
+def lstm_layer(sig: Signature) -> int:
+    """The sum of both biases, reordered weights, and the scratchpad with the gates.
+
+    Source: aten/src/ATen/native/mkldnn/RNN.cpp, `mkldnn_rnn_layer`.
+    """
+    length, batch, _ = sig.inputs[0].shape
+    bias = sig.inputs[1].shape[0] * DTYPE_BYTES["float32"]
+    return bias + _lstm_running_bytes(sig, length, batch)
+
+
+@workspace("aten.mkldnn_rnn_layer_backward")
+def lstm_layer_backward(sig: Signature) -> int:
+    """The same, zeros for the gradients that are missing, and weights once more where rows are padded.
+
+    Source: aten/src/ATen/native/mkldnn/RNN.cpp, `mkldnn_rnn_layer_backward`.
+    """
+    length, batch, _ = sig.inputs[0].shape
+    hidden = sig.inputs[2].shape[1]
+    item = DTYPE_BYTES["float32"]
+    biases = 2 * sig.inputs[1].shape[0] * item
+    missing = sum(argument(sig, position, name) is None for position, name in ((11, "grad_hy"), (12, "grad_cy")))
+    zeros = missing * batch * hidden * item
+    again = 0
+    for position in (1, 2):
+        rows, columns = sig.inputs[position].shape
+        if _leading_dimension(columns) != columns:
+            again += rows * _leading_dimension(columns) * item
+    copy = contiguous_copy_bytes(sig.inputs[10]) if len(sig.inputs) > 10 else 0  # noqa: PLR2004
+    return biases + zeros + copy + again + _lstm_running_bytes(sig, length, batch)
