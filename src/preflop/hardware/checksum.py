@@ -69,3 +69,9 @@ def clock_checksum(device: Device) -> Checksum | None:
 
 def _computed(*figures: Figure) -> bool:
     return any(figure.confidence == "C" for figure in figures)
+
+
+def checksums(device: Device) -> tuple[Checksum, ...]:
+    """Both checks of a device, those whose inputs are known."""
+    found = (bus_checksum(device), clock_checksum(device))
+    return tuple(check for check in found if check is not None)
