@@ -10,21 +10,13 @@ _TOKENS = {"layers": 3, "vocab": 61, "max_positions": 32}
 
 SMALL: dict[str, ModelFacts] = {
     "gpt2": replace(find("gpt2"), **_TOKENS, hidden=24, heads=3, kv_heads=3, head_dim=8, ffn=96),
-    "llama-2": replace(
-        find("llama-2-7b"), **_TOKENS, hidden=24, heads=3, kv_heads=3, head_dim=8, ffn=40
-    ),
-    "llama-3.1": replace(
-        find("llama-3.1-8b"), **_TOKENS, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=40
-    ),
-    "llama-3.2": replace(
-        find("llama-3.2-1b"), **_TOKENS, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=40
-    ),
+    "llama-2": replace(find("llama-2-7b"), **_TOKENS, hidden=24, heads=3, kv_heads=3, head_dim=8, ffn=40),
+    "llama-3.1": replace(find("llama-3.1-8b"), **_TOKENS, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=40),
+    "llama-3.2": replace(find("llama-3.2-1b"), **_TOKENS, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=40),
     "mistral": replace(
         find("mistral-7b"), **_TOKENS, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=40, window=5
     ),
-    "qwen": replace(
-        find("qwen-2.5-0.5b"), **_TOKENS, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=40
-    ),
+    "qwen": replace(find("qwen-2.5-0.5b"), **_TOKENS, hidden=32, heads=4, kv_heads=2, head_dim=8, ffn=40),
     "gemma-2": replace(
         find("gemma-2-2b"),
         **_TOKENS,
@@ -38,9 +30,7 @@ SMALL: dict[str, ModelFacts] = {
         attention_softcap=2.0,
         logit_softcap=1.0,
     ),
-    "pythia": replace(
-        find("pythia-160m"), **_TOKENS, hidden=48, heads=3, kv_heads=3, head_dim=16, ffn=96
-    ),
+    "pythia": replace(find("pythia-160m"), **_TOKENS, hidden=48, heads=3, kv_heads=3, head_dim=16, ffn=96),
     "bert": replace(find("bert-base"), **_TOKENS, hidden=24, heads=3, kv_heads=3, head_dim=8, ffn=96),
     "vit": replace(
         find("vit-b-16"),

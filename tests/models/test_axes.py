@@ -8,9 +8,9 @@ from types import ModuleType
 
 import pytest
 import torch
+from tests.models.small import SMALL, sequence_length
 
 from preflop.models.build import build, example_batch
-from tests.models.small import SMALL, sequence_length
 
 jaxtyping = pytest.importorskip("jaxtyping")
 pytest.importorskip("beartype")
@@ -21,9 +21,7 @@ ROOM = "preflop.models"
 def _forget_room() -> dict[str, ModuleType]:
     """Takes the room's torch modules out of sys.modules and returns them. The catalog stays: its classes
     are shared with what was imported before."""
-    names = [
-        name for name in sys.modules if name.startswith(ROOM + ".") and name != ROOM + ".catalog"
-    ]
+    names = [name for name in sys.modules if name.startswith(ROOM + ".") and name != ROOM + ".catalog"]
     return {name: sys.modules.pop(name) for name in names}
 
 

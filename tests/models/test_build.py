@@ -6,13 +6,13 @@ import copy
 
 import pytest
 import torch
+from tests.models.small import SMALL, sequence_length
 from torch._subclasses import FakeTensorMode
 
 from preflop.errors import BadNumber, BadSubject, UnknownModel
 from preflop.models.build import block_path, build, example_batch
 from preflop.models.catalog import ModelFacts, find, models
 from preflop.models.initialise import initialise
-from tests.models.small import SMALL, sequence_length
 
 
 @pytest.mark.parametrize("facts", models(), ids=lambda facts: facts.name)
@@ -22,17 +22,13 @@ def test_parameters_are_as_many_as_published(facts: ModelFacts) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == facts.parameters
 
 
-@pytest.mark.parametrize(
-    ("name", "with_pooler"), [("bert-base", 109_482_240), ("bert-large", 335_141_888)]
-)
+@pytest.mark.parametrize(("name", "with_pooler"), [("bert-base", 109_482_240), ("bert-large", 335_141_888)])
 def test_bert_encoder_with_its_pooler_is_as_published(name: str, with_pooler: int) -> None:
     """Without the head, and with the pooler that we do not build, BertModel's count."""
     facts = find(name)
     model = build(facts, device="meta")
     encoder = sum(
-        parameter.numel()
-        for part in (model.embeddings, model.blocks)
-        for parameter in part.parameters()
+        parameter.numel() for part in (model.embeddings, model.blocks) for parameter in part.parameters()
     )
     assert encoder + facts.hidden * (facts.hidden + 1) == with_pooler
 
@@ -52,8 +48,7 @@ def test_transformer_blocks_are_equal(facts: ModelFacts) -> None:
         pytest.skip("bottlenecks widen from stage to stage")
     blocks = build(facts, device="meta").blocks
     looks = {
-        (repr(block), tuple((n, tuple(p.shape)) for n, p in block.named_parameters()))
-        for block in blocks
+        (repr(block), tuple((n, tuple(p.shape)) for n, p in block.named_parameters())) for block in blocks
     }
     assert len(looks) == 1
 
@@ -83,10 +78,7 @@ def test_bfloat16_models_have_an_fp32_loss(name: str) -> None:
     assert torch.get_default_dtype() is before
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     initialise(model, seed=0)
-    batch = example_batch(facts, 2, sequence_length(facts))
-    if facts.is_image:
-        batch["images"] = batch["images"].bfloat16()
-    output = model(**batch)
+    output = model(**example_batch(facts, 2, sequence_length(facts)))
     assert output.logits.dtype is torch.bfloat16
     assert output.loss.dtype is torch.float32
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from preflop.errors import UnknownModel
+from preflop.errors import BadSubject, UnknownModel
 from preflop.models.catalog import Architecture, ModelFacts, find, known, models, names
 
 ASKED_FOR = (
@@ -99,6 +99,12 @@ def test_every_model_says_where_its_numbers_are_from(facts: ModelFacts) -> None:
         assert facts.heads % facts.kv_heads == 0
     if facts.architecture is not Architecture.RESNET:
         assert None not in (facts.heads, facts.kv_heads, facts.head_dim, facts.ffn)
+
+
+def test_a_missing_size_is_an_error_that_names_it() -> None:
+    """Facts without heads cannot be asked for them."""
+    with pytest.raises(BadSubject, match="no heads, and a gpt2 needs it"):
+        replace(find("gpt2"), heads=None).needed("heads")
 
 
 def test_a_fact_that_does_not_exist_is_refused() -> None:

@@ -9,10 +9,11 @@ import torch
 
 transformers = pytest.importorskip("transformers", minversion="5", reason="the names below are of 5")
 
+from tests.models.small import SMALL, sequence_length  # noqa: E402
+
 from preflop.models.build import build, example_batch  # noqa: E402
 from preflop.models.catalog import ModelFacts  # noqa: E402
 from preflop.models.initialise import initialise  # noqa: E402
-from tests.models.small import SMALL, sequence_length  # noqa: E402
 
 # Absolute and relative difference allowed between two fp32 computations of the same values.
 TOLERANCE = 1e-5
@@ -175,9 +176,7 @@ def _theirs(facts: ModelFacts) -> torch.nn.Module:
     if facts.family == "llama":
         return t.LlamaForCausalLM(t.LlamaConfig(**_grouped(facts)))
     if facts.family == "mistral":
-        return t.MistralForCausalLM(
-            t.MistralConfig(**_grouped(facts), sliding_window=facts.window)
-        )
+        return t.MistralForCausalLM(t.MistralConfig(**_grouped(facts), sliding_window=facts.window))
     if facts.family == "qwen2":
         return t.Qwen2ForCausalLM(t.Qwen2Config(**_grouped(facts)))
     if facts.family == "gemma2":
@@ -255,9 +254,7 @@ def test_logits_loss_and_gradients_equal_those_of_transformers_to_1e_5(name: str
     if facts.is_image:
         their_batch["pixel_values"] = their_batch.pop("images")
     our_output, their_output = ours(**batch), theirs(**their_batch)
-    torch.testing.assert_close(
-        our_output.logits, their_output.logits, atol=TOLERANCE, rtol=TOLERANCE
-    )
+    torch.testing.assert_close(our_output.logits, their_output.logits, atol=TOLERANCE, rtol=TOLERANCE)
     torch.testing.assert_close(our_output.loss, their_output.loss, atol=TOLERANCE, rtol=TOLERANCE)
     our_output.loss.backward()
     their_output.loss.backward()

@@ -30,9 +30,7 @@ class BertEmbeddings(nn.Module):
         self.norm = make_norm(facts)
         self.dropout = nn.Dropout(facts.dropout)
 
-    def forward(
-        self, input_ids: Int[Tensor, "batch sequence"]
-    ) -> Float[Tensor, "batch sequence hidden"]:
+    def forward(self, input_ids: Int[Tensor, "batch sequence"]) -> Float[Tensor, "batch sequence hidden"]:
         """The encoder's input. Every token is of the first type, as when no types are given."""
         position = torch.arange(input_ids.shape[1], device=input_ids.device)
         hidden = self.word(input_ids) + self.token_type(torch.zeros_like(input_ids))
@@ -45,7 +43,7 @@ class BertAttention(nn.Module):
 
     def __init__(self, facts: ModelFacts) -> None:
         super().__init__()
-        self.heads = facts.heads
+        self.heads = facts.needed("heads")
         self.attention_dropout = facts.attention_dropout
         self.query = Linear(facts.hidden, facts.hidden)
         self.key = Linear(facts.hidden, facts.hidden)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from preflop.errors import UnknownModel, unknown_name
+from preflop.errors import BadSubject, UnknownModel, unknown_name
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -115,7 +115,8 @@ class ModelFacts:
     tied_embeddings: bool = False
     qkv_bias: bool = False
 
-    rope_theta: float | None = None
+    rope_theta: int | None = None
+    """Longest wavelength of the rotary positions, over 2 pi, in tokens."""
     rotary_fraction: float = 1.0
     """Share of each head's dimensions that are rotated."""
     rope_scaling: RopeScaling | None = None
@@ -149,6 +150,23 @@ class ModelFacts:
     def is_image(self) -> bool:
         """True where the model reads images and not tokens."""
         return self.architecture.is_image
+
+    def needed(self, fact: str) -> int:
+        """A size that the architecture cannot be without.
+
+        >>> find("gpt2").needed("heads")
+        12
+
+        Raises:
+            BadSubject: the facts do not have it.
+        """
+        value = getattr(self, fact)
+        if value is None:
+            raise BadSubject(
+                f"the facts of {self.name} have no {fact}, and a {self.architecture.value} needs it.\n"
+                f"  Give {fact}, as the models of `preflop models` do."
+            )
+        return int(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,5 +246,3 @@ def find(name: str) -> ModelFacts:
     if facts is None:
         raise unknown_name(UnknownModel, "model", name, names(), "`preflop models`")
     return facts
-
-

@@ -24,7 +24,7 @@ class GPT2Attention(nn.Module):
 
     def __init__(self, facts: ModelFacts) -> None:
         super().__init__()
-        self.heads = facts.heads
+        self.heads = facts.needed("heads")
         self.attention_dropout = facts.attention_dropout
         self.query_key_value = Linear(facts.hidden, 3 * facts.hidden)
         self.output = Linear(facts.hidden, facts.hidden)

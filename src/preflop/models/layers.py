@@ -64,14 +64,10 @@ def make_norm(facts: ModelFacts) -> nn.Module:
     """The norm that the family uses, over the residual stream's width."""
     if facts.norm is Norm.LAYER_NORM:
         return nn.LayerNorm(facts.hidden, eps=facts.norm_eps)
-    return RMSNorm(
-        facts.hidden, facts.norm_eps, unit_offset=facts.norm is Norm.RMS_NORM_UNIT_OFFSET
-    )
+    return RMSNorm(facts.hidden, facts.norm_eps, unit_offset=facts.norm is Norm.RMS_NORM_UNIT_OFFSET)
 
 
-def activate(
-    hidden: Float[Tensor, "*batch ffn"], activation: Activation
-) -> Float[Tensor, "*batch ffn"]:
+def activate(hidden: Float[Tensor, "*batch ffn"], activation: Activation) -> Float[Tensor, "*batch ffn"]:
     """The feed-forward's non-linearity.
 
     Source of the spelled-out form: NewGELUActivation of transformers, which GPT-2 runs in nine calls;
@@ -94,9 +90,7 @@ def split_heads(
     hidden: Float[Tensor, "batch sequence features"], heads: int
 ) -> Float[Tensor, "batch {heads} sequence head"]:
     """Features cut into heads, heads before positions: what attention reads. A view."""
-    return rearrange(
-        hidden, "batch sequence (heads head) -> batch heads sequence head", heads=heads
-    )
+    return rearrange(hidden, "batch sequence (heads head) -> batch heads sequence head", heads=heads)
 
 
 def merge_heads(

@@ -29,12 +29,13 @@ class LlamaAttention(nn.Module):
 
     def __init__(self, facts: ModelFacts) -> None:
         super().__init__()
-        self.heads, self.kv_heads = facts.heads, facts.kv_heads
+        self.heads, self.kv_heads = facts.needed("heads"), facts.needed("kv_heads")
+        head_dim = facts.needed("head_dim")
         self.attention_dropout = facts.attention_dropout
         self.softcap = facts.attention_softcap
-        self.scale = facts.attention_scale or facts.head_dim**-0.5
-        query_features = facts.heads * facts.head_dim
-        kv_features = facts.kv_heads * facts.head_dim
+        self.scale = facts.attention_scale or head_dim**-0.5
+        query_features = self.heads * head_dim
+        kv_features = self.kv_heads * head_dim
         self.query = Linear(facts.hidden, query_features, bias=facts.qkv_bias)
         self.key = Linear(facts.hidden, kv_features, bias=facts.qkv_bias)
         self.value = Linear(facts.hidden, kv_features, bias=facts.qkv_bias)
@@ -132,9 +133,7 @@ class Llama(nn.Module):
     def __init__(self, facts: ModelFacts) -> None:
         super().__init__()
         self.facts = facts
-        self.token_embedding = Embedding(
-            facts.vocab, facts.hidden, padding_idx=facts.padding_token
-        )
+        self.token_embedding = Embedding(facts.vocab, facts.hidden, padding_idx=facts.padding_token)
         self.blocks = nn.ModuleList(LlamaBlock(facts) for _ in range(facts.layers))
         self.final_norm = make_norm(facts)
         if facts.tied_embeddings:
@@ -179,8 +178,6 @@ class Llama(nn.Module):
             return None, None
         return causal_mask(sequence, window=window, device=device), None
 
-    def _capped(
-        self, logits: Float[Tensor, "batch sequence vocab"]
-    ) -> Float[Tensor, "batch sequence vocab"]:
+    def _capped(self, logits: Float[Tensor, "batch sequence vocab"]) -> Float[Tensor, "batch sequence vocab"]:
         cap = self.facts.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap

@@ -45,7 +45,8 @@ def token_loss(
 
 
 def class_loss(
-    logits: Float[Tensor, "batch classes"], labels: Int[Tensor, " batch"]
+    logits: Float[Tensor, "batch classes"],
+    labels: Int[Tensor, " batch"],  # type: ignore[name-defined]
 ) -> Float[Tensor, ""]:
     """Mean cross entropy over images."""
     return functional.cross_entropy(logits.float(), labels)

@@ -16,7 +16,7 @@ class NeoXAttention(nn.Module):
 
     def __init__(self, facts: ModelFacts) -> None:
         super().__init__()
-        self.heads = facts.heads
+        self.heads = facts.needed("heads")
         self.attention_dropout = facts.attention_dropout
         self.query_key_value = Linear(facts.hidden, 3 * facts.hidden)
         self.output = Linear(facts.hidden, facts.hidden)
@@ -107,9 +107,7 @@ class NeoX(nn.Module):
     ) -> Output:
         """Logits of the next token at each position, and the loss against the labels, shifted here."""
         hidden = self.dropout(self.token_embedding(input_ids))
-        cos, sin = rotary_tables(
-            self.facts, input_ids.shape[1], dtype=hidden.dtype, device=hidden.device
-        )
+        cos, sin = rotary_tables(self.facts, input_ids.shape[1], dtype=hidden.dtype, device=hidden.device)
         for block in self.blocks:
             hidden = block(hidden, cos, sin)
         logits = self.lm_head(self.final_norm(hidden))

@@ -13,9 +13,7 @@ EXPANSION = 4
 
 
 def _convolution(inputs: int, outputs: int, *, size: int, stride: int) -> nn.Conv2d:
-    return Conv2d(
-        inputs, outputs, kernel_size=size, stride=stride, padding=size // 2, bias=False
-    )
+    return Conv2d(inputs, outputs, kernel_size=size, stride=stride, padding=size // 2, bias=False)
 
 
 class Bottleneck(nn.Module):
@@ -54,15 +52,17 @@ class Stem(nn.Module):
 
     def __init__(self, facts: ModelFacts) -> None:
         super().__init__()
-        self.convolve = _convolution(facts.channels, facts.stem, size=7, stride=2)
-        self.norm = nn.BatchNorm2d(facts.stem, eps=facts.norm_eps)
+        channels, stem = facts.needed("channels"), facts.needed("stem")
+        self.convolve = _convolution(channels, stem, size=7, stride=2)
+        self.norm = nn.BatchNorm2d(stem, eps=facts.norm_eps)
         self.relu = nn.ReLU(inplace=True)
         self.pool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
 
     def forward(
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch stem rows columns"]:
-        """The first feature maps."""
+        """The first feature maps, in the weights' dtype."""
+        images = images.to(self.convolve.weight.dtype)
         return self.pool(self.relu(self.norm(self.convolve(images))))
 
 
@@ -70,7 +70,7 @@ def _bottlenecks(facts: ModelFacts) -> list[Bottleneck]:
     """All bottlenecks, stage after stage; a stage doubles the channels and, but for the first, halves
     the image in its first bottleneck."""
     blocks = []
-    inputs = facts.stem
+    inputs = facts.needed("stem")
     outputs = facts.hidden // 2 ** (len(facts.depths) - 1)
     for stage, depth in enumerate(facts.depths):
         for index in range(depth):
@@ -101,7 +101,7 @@ class ResNet(nn.Module):
     def forward(
         self,
         images: Float[Tensor, "batch channels height width"],
-        labels: Int[Tensor, " batch"] | None = None,
+        labels: Int[Tensor, " batch"] | None = None,  # type: ignore[name-defined]
     ) -> Output:
         """Logits of the classes, and the loss against the labels."""
         features = self.stem(images)

@@ -12,13 +12,13 @@ from preflop.models.catalog import ModelFacts, RopeScaling
 
 def rotary_dims(facts: ModelFacts) -> int:
     """How many of a head's dimensions are rotated."""
-    assert facts.head_dim is not None
-    return int(facts.head_dim * facts.rotary_fraction)
+    return int(facts.needed("head_dim") * facts.rotary_fraction)
 
 
 def _stretched(
-    frequency: Float[Tensor, " half"], scaling: RopeScaling
-) -> Float[Tensor, " half"]:
+    frequency: Float[Tensor, " half"],  # type: ignore[name-defined]
+    scaling: RopeScaling,
+) -> Float[Tensor, " half"]:  # type: ignore[name-defined]
     """Frequencies with the slow ones divided by `factor` and a smooth passage between.
 
     Source: `_compute_llama3_parameters` of transformers, after github.com/meta-llama/llama-models.
@@ -38,10 +38,9 @@ def rotary_tables(
 
     Source: Su et al. 2021, arXiv:2104.09864, with the two halves of a head paired (GPT-NeoX, Llama).
     """
-    assert facts.rope_theta is not None
-    dims = rotary_dims(facts)
+    theta, dims = facts.needed("rope_theta"), rotary_dims(facts)
     exponent = torch.arange(0, dims, 2, dtype=torch.float32, device=device) / dims
-    frequency = 1.0 / (facts.rope_theta**exponent)
+    frequency = 1.0 / (theta**exponent)
     if facts.rope_scaling is not None:
         frequency = _stretched(frequency, facts.rope_scaling)
     position = torch.arange(sequence, dtype=torch.float32, device=device)

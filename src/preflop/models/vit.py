@@ -16,7 +16,7 @@ class PatchEmbedding(nn.Module):
 
     def __init__(self, facts: ModelFacts) -> None:
         super().__init__()
-        patches = (facts.image_size // facts.patch_size) ** 2
+        patches = (facts.needed("image_size") // facts.needed("patch_size")) ** 2
         self.projection = Conv2d(
             facts.channels, facts.hidden, kernel_size=facts.patch_size, stride=facts.patch_size
         )
@@ -27,9 +27,10 @@ class PatchEmbedding(nn.Module):
     def forward(
         self, images: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch sequence hidden"]:
-        """The encoder's input: one position per patch and one for the class."""
+        """The encoder's input: one position per patch and one for the class, in the weights' dtype."""
         patches = rearrange(
-            self.projection(images), "batch hidden rows columns -> batch (rows columns) hidden"
+            self.projection(images.to(self.projection.weight.dtype)),
+            "batch hidden rows columns -> batch (rows columns) hidden",
         )
         class_token = repeat(self.class_token, "1 1 hidden -> batch 1 hidden", batch=len(images))
         hidden = torch.cat((class_token, patches), dim=1)
@@ -41,7 +42,7 @@ class ViTAttention(nn.Module):
 
     def __init__(self, facts: ModelFacts) -> None:
         super().__init__()
-        self.heads = facts.heads
+        self.heads = facts.needed("heads")
         self.attention_dropout = facts.attention_dropout
         self.query = Linear(facts.hidden, facts.hidden)
         self.key = Linear(facts.hidden, facts.hidden)
@@ -115,7 +116,7 @@ class ViT(nn.Module):
     def forward(
         self,
         images: Float[Tensor, "batch channels height width"],
-        labels: Int[Tensor, " batch"] | None = None,
+        labels: Int[Tensor, " batch"] | None = None,  # type: ignore[name-defined]
     ) -> Output:
         """Logits of the classes, and the loss against the labels."""
         hidden = self.embedding(images)
