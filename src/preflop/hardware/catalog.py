@@ -43,8 +43,8 @@ def normalize(name: str) -> str:
 def _texts() -> dict[str, str]:
     """TOML text of every device, by id."""
     folder = resources.files("preflop.hardware") / "catalog"
-    files = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")]
-    return {f.name.removesuffix(".toml"): f.read_text("utf-8") for f in sorted(files, key=lambda f: f.name)}
+    files = {f.name.removesuffix(".toml"): f for f in folder.iterdir() if f.name.endswith(".toml")}
+    return {device_id: files[device_id].read_text("utf-8") for device_id in sorted(files)}
 
 
 @cache
