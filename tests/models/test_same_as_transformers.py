@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 transformers = pytest.importorskip("transformers", minversion="5", reason="the names below are of 5")
 
@@ -265,6 +267,54 @@ def test_logits_loss_and_gradients_equal_those_of_transformers_to_1e_5(name: str
         torch.testing.assert_close(
             parameter.grad, gradient.T if flip else gradient, atol=TOLERANCE, rtol=1e-4
         )
+
+
+# Calls that may differ in number: views, and what makes positions, tables, masks and defaults once a step.
+ONCE_A_STEP = {
+    "add", "mul", "div", "sub", "rsub", "pow.Scalar", "reciprocal", "arange", "cat", "zeros", "zeros_like",
+    "new_ones", "scalar_tensor", "where", "masked_fill", "bitwise_and", "bitwise_not", "eq", "ne", "all",
+    "clamp", "cumsum", "gather", "_to_copy", "_local_scalar_dense", "lift_fresh",
+}  # fmt: skip
+VIEWS = {
+    "view", "_unsafe_view", "permute", "transpose", "t", "detach", "unsqueeze", "squeeze", "alias", "expand",
+    "slice", "split", "select", "_reshape_alias",
+}  # fmt: skip
+
+
+class _Calls(TorchDispatchMode):
+    """Counts operator calls, in-place ones with the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        _, name, overload = str(func).split(".")
+        if f"{name}.{overload}" not in ONCE_A_STEP and name not in ONCE_A_STEP | VIEWS:
+            self.counts[name.removesuffix("_")] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_a_training_step_calls_the_operators_that_transformers_calls(name: str) -> None:
+    """Forward and backward in training mode: calls of every operator that does work == transformers'.
+
+    Without its cache of keys and values, which serves generation and copies both in every block.
+    """
+    facts = SMALL[name]
+    ours, theirs = _pair(facts)
+    batch = example_batch(facts, 2, sequence_length(facts))
+    their_batch = dict(batch)
+    if facts.is_image:
+        their_batch["pixel_values"] = their_batch.pop("images")
+    elif facts.family != "bert":
+        their_batch["use_cache"] = False
+    with _Calls() as our_calls:
+        ours.train()(**batch).loss.backward()
+    with _Calls() as their_calls:
+        theirs.train()(**their_batch).loss.backward()
+    assert our_calls.counts == their_calls.counts
+    assert sum(our_calls.counts.values()) > 50
 
 
 @pytest.mark.parametrize("name", sorted(set(SMALL) - {"vit", "resnet", "bert"}))

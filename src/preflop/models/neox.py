@@ -1,12 +1,11 @@
 """GPT-NeoX (Pythia): partly rotary heads, attention and feed-forward side by side, untied output."""
 
-from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from preflop.models.attention import fused_attention
 from preflop.models.catalog import ModelFacts
-from preflop.models.layers import Embedding, Linear, activate, make_norm, merge_heads
+from preflop.models.layers import Embedding, Linear, activate, make_norm, merge_heads, split_heads
 from preflop.models.loss import Output, next_token_loss
 from preflop.models.rotary import rotary_tables, rotate
 
@@ -28,12 +27,8 @@ class NeoXAttention(nn.Module):
         sin: Float[Tensor, "sequence rotary"],
     ) -> Float[Tensor, "batch sequence hidden"]:
         """What each position gathers from itself and those before it."""
-        query, key, value = rearrange(
-            self.query_key_value(hidden),
-            "batch sequence (heads qkv head) -> qkv batch heads sequence head",
-            heads=self.heads,
-            qkv=3,
-        ).unbind(0)
+        heads = split_heads(self.query_key_value(hidden), self.heads)
+        query, key, value = heads.chunk(3, dim=-1)
         dropout = self.attention_dropout if self.training else 0.0
         query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         attended = fused_attention(query, key, value, causal=True, dropout=dropout)

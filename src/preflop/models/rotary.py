@@ -52,7 +52,8 @@ def rotary_tables(
 def _rotate_half(
     tensor: Float[Tensor, "batch heads sequence rotary"],
 ) -> Float[Tensor, "batch heads sequence rotary"]:
-    first, second = tensor.chunk(2, dim=-1)
+    half = tensor.shape[-1] // 2
+    first, second = tensor[..., :half], tensor[..., half:]
     return torch.cat((-second, first), dim=-1)
 
 
