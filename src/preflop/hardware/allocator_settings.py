@@ -169,7 +169,11 @@ def _truth(key: str, value: str) -> bool:
 
 
 def _divisions(value: str) -> tuple[int, ...]:
-    """Divisions per interval from "4" or "[256:1,512:2,>:8]" (MiB:divisions)."""
+    """Divisions per interval from "4" or "[256:1,512:2,>:8]" (MiB:divisions).
+
+    As in torch, the first number holds for all smaller intervals too, and ">" from the last one named
+    on, that one included (CUDAAllocatorConfig.cpp, parseRoundUpPower2Divisions).
+    """
     if not value.startswith("["):
         return (_power_of_two(value),) * INTERVALS
     divisions = [0] * INTERVALS
