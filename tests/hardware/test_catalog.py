@@ -11,6 +11,7 @@ import pytest
 import preflop.hardware
 from preflop.errors import BadFile, UnknownDevice
 from preflop.hardware.catalog import devices, find, match_torch_name, normalize, parse
+from preflop.hardware.checksum import checksums
 from preflop.hardware.device import CONFIDENCE, Device, MissingFigure
 
 EVERY = {device.id: device for device in devices()}
@@ -359,3 +360,11 @@ def test_hardware_imports_nothing_of_preflop_but_units_and_errors() -> None:
     ours = {name for name in imported if name.split(".")[0] == "preflop"}
     assert all(n in {"preflop.errors", "preflop.units"} or n.startswith("preflop.hardware") for n in ours)
     assert not imported & {"torch", "subprocess", "os", "platform", "socket"}
+
+
+def test_the_example_of_the_documentation_is_a_device() -> None:
+    """The TOML in docs/add-a-gpu.md parses, and both checks agree with it."""
+    text = (Path(__file__).parents[2] / "docs" / "add-a-gpu.md").read_text("utf-8")
+    example = text.split("```toml\n")[1].split("```")[0]
+    checks = checksums(parse(example, "docs/add-a-gpu.md"))
+    assert [round(check.ratio, 2) for check in checks] == [1, 1]
