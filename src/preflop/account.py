@@ -80,6 +80,15 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Difference:
+    """One reason why the counted FLOPs differ from a rule of thumb."""
+
+    flops: int
+    """Counted minus rule: positive where the rule forgets work, negative where it invents some."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Flops:
     forward: int
     backward: int
@@ -97,8 +106,8 @@ class Flops:
     """6 x parameters x tokens of the step; None where there are no tokens."""
     attended: int
     """model, counting only the attended pairs of causal or masked attention."""
-    reasons: tuple[str, ...]
-    """Why `model` differs from `six_nd`, largest difference first, each with its FLOPs."""
+    differences: tuple[Difference, ...]
+    """Why `model` differs from `six_nd`, largest first; they sum to `model - six_nd` exactly."""
     unknown: dict[str, int] = field(default_factory=dict)
     """Operators that could not be priced -> calls."""
 

@@ -26,6 +26,7 @@ _Key = tuple[str, str, str, str, str, str]
 class _Sums:
     calls: int = 0
     flops: int = 0
+    attended_flops: int = 0
     read_bytes: int = 0
     write_bytes: int = 0
     kind: Kind = Kind.OTHER
@@ -44,6 +45,9 @@ def operator_rows(tape: Tape) -> list[OperatorRow]:
         sums.calls += calls
         if price is not None:
             sums.flops += price.flops * calls
+            sums.attended_flops += calls * (
+                price.flops if price.attended_flops is None else price.attended_flops
+            )
             sums.kind = price.kind
     for origin, calls, bytes_moved in bytes_by_origin(tape):
         sums = rows.at(origin)
@@ -94,6 +98,7 @@ def _row(key: _Key, sums: _Sums) -> OperatorRow:
         bound=None,
         time_s=None,
         kind=sums.kind.value,
+        attended_flops=sums.attended_flops if sums.attended_flops != sums.flops else None,
     )
 
 

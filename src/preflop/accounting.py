@@ -1,0 +1,219 @@
+"""From a tape (and a device) to the account: where the ledgers, the timing and the verdict meet.
+
+The figures are dataclasses in `account.py`, which every room may import; this file composes them and
+gives them the methods that need the rooms to their right.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from preflop.account import Account as Figures
+from preflop.account import DeviceFacts, Flops, Memory, OperatorRow, Traffic
+from preflop.errors import PreflopError
+from preflop.hardware.catalog import find
+from preflop.hardware.device import Device, MissingFigure
+from preflop.ledgers.copies import copies_ledger, copy_rows
+from preflop.ledgers.flops import FlopsTotals, flops_ledger, flops_totals
+from preflop.ledgers.ledger import Ledger
+from preflop.ledgers.memory import memory, memory_ledger
+from preflop.ledgers.operators import operator_rows
+from preflop.ledgers.six_nd import differences, six_nd, step_tokens
+from preflop.ledgers.traffic import traffic_ledger
+from preflop.plan.verdict import verdict
+from preflop.precision import find_precision
+from preflop.timing.roofline import on_roofline
+from preflop.timing.step import NO_TIME, StepTime, step_time
+
+if TYPE_CHECKING:
+    from preflop.tape.events import Tape
+
+CPU = "cpu"
+
+CONVENTIONS = (
+    "bytes moved: what ideal kernels without fusion move, each operand once",
+    "FLOPs: a multiply-add is two; attention counted in full, whatever its mask",
+)
+
+
+class Account(Figures):
+    """Everything Preflop says about one training step: figures, and ways to show them."""
+
+    @cached_property
+    def ledgers(self) -> dict[str, Ledger]:
+        """The step's ledgers: memory, flops, traffic, copies. Each groups by op, module, phase..."""
+        return {
+            "memory": memory_ledger(self.tape),
+            "flops": flops_ledger(self.tape),
+            "traffic": traffic_ledger(self.tape),
+            "copies": copies_ledger(self.tape),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contract's JSON, schema "preflop.account/1"."""
+        from preflop.report.json import account_to_dict
+
+        return account_to_dict(self)
+
+    def show(self, *, top: int = 10) -> None:
+        """Print the account.
+
+        Args:
+            top: how many operators to list.
+        """
+        from preflop.report.terminal import show
+
+        show(self, top=top)
+
+
+def find_device(name: str) -> Device | None:
+    """The device of that name; None for "cpu", which has memory and kernels but no catalog figures.
+
+    Raises:
+        UnknownDevice: no such device; the message names the nearest.
+    """
+    return None if name.casefold() == CPU else find(name)
+
+
+def account_tape(tape: Tape, device: Device | None = None) -> Account:
+    """The account of a recorded step on a device; without one, memory and counts but no time.
+
+    Needs no torch.
+    """
+    counted = memory(tape)
+    totals = flops_totals(tape)
+    flops = _flops(tape, totals)
+    rows = operator_rows(tape)
+    traffic = _traffic(tape, totals.total)
+    timed = StepTime(NO_TIME, ())
+    facts = None
+    if device is not None:
+        facts = device_facts(device)
+        counted = _on_device(tape, counted, device)
+        rows, timed = _timed(tape, rows, device, flops)
+    operators = tuple(rows)
+    return Account(
+        tape=tape,
+        device=facts,
+        memory=counted,
+        flops=flops,
+        traffic=traffic,
+        time=timed.time,
+        operators=operators,
+        copies=tuple(copy_rows(tape)),
+        assumptions=(*tape.assumptions, *_assumptions(tape, totals, device), *timed.assumptions),
+        verdict=verdict(counted, flops, traffic, timed.time, operators, facts, tape.subject),
+    )
+
+
+def device_facts(device: Device) -> DeviceFacts:
+    """What the report says of a device."""
+    try:
+        memory_bytes: int | None = device.memory_bytes
+        basis = device.memory_basis
+    except MissingFigure:
+        memory_bytes, basis = None, "not known"
+    try:
+        bandwidth: float | None = device.bandwidth_bytes_per_s
+    except MissingFigure:
+        bandwidth = None
+    peaks = {name: float(figure.value) for name, figure in device.peaks.items()}
+    return DeviceFacts(device.id, device.name, memory_bytes, basis, bandwidth, peaks)
+
+
+def _flops(tape: Tape, totals: FlopsTotals) -> Flops:
+    return Flops(
+        forward=totals.forward,
+        backward=totals.backward,
+        recompute=totals.recompute,
+        optimizer=totals.optimizer,
+        total=totals.total,
+        by_kind=totals.by_kind,
+        model=totals.model,
+        hardware=totals.hardware,
+        six_nd=six_nd(tape),
+        attended=totals.attended,
+        differences=differences(tape, totals.model),
+        unknown=totals.unknown,
+    )
+
+
+def _traffic(tape: Tape, flops: int) -> Traffic:
+    ledger = traffic_ledger(tape)
+    moved = ledger.read_bytes() + ledger.write_bytes()
+    return Traffic(ledger.read_bytes(), ledger.write_bytes(), flops / moved if moved else None)
+
+
+def _timed(
+    tape: Tape, rows: list[OperatorRow], device: Device, flops: Flops
+) -> tuple[list[OperatorRow], StepTime]:
+    """The operators with their times, longest first, and the step's time."""
+    placed = [on_roofline(row, device, _tf32(tape)) for row in rows]
+    timed = step_time(placed, device, model_flops=flops.model, tokens=step_tokens(tape))
+    ordered = sorted(
+        (place.row for place in placed), key=lambda row: (-(row.time_s or 0.0), -row.flops, row.op)
+    )
+    return ordered, timed
+
+
+def _tf32(tape: Tape) -> bool:
+    if tape.subject is None:
+        return False
+    try:
+        return find_precision(tape.subject.precision).tf32
+    except PreflopError:
+        return False  # a precision that only the recorder of this tape knew
+
+
+def _on_device(tape: Tape, counted: Memory, device: Device) -> Memory:
+    """The memory with what the device's allocator reserves, its context, and whether it all fits."""
+    reserved = _reserved_bytes(tape, device)
+    context = device.context_bytes
+    try:
+        has = device.memory_bytes
+    except MissingFigure:
+        return dataclasses.replace(counted, reserved_bytes=reserved, context_bytes=context)
+    needs = (counted.peak_bytes if reserved is None else reserved) + (context or 0)
+    return dataclasses.replace(
+        counted,
+        reserved_bytes=reserved,
+        context_bytes=context,
+        fits=needs <= has,
+        spare_bytes=has - needs,
+    )
+
+
+def _reserved_bytes(tape: Tape, device: Device) -> int | None:
+    """Bytes that CUDA's caching allocator holds at most over the recorded steps, cuBLAS's workspace
+    included; None on a device that is not CUDA's."""
+    from preflop.hardware.allocator import cublas_workspace_bytes, replay
+
+    capability = device.compute_capability
+    if capability is None:
+        return None
+    events = [(0, -1, cublas_workspace_bytes(capability), True)] if tape.calls else []
+    for index, storage in enumerate(tape.storages):
+        if storage.bytes:
+            events.append((storage.born, index, storage.bytes, True))
+            if storage.died is not None:
+                events.append((storage.died, index, storage.bytes, False))
+    events.sort(key=lambda event: (event[0], event[3]))
+    return replay((index, size, birth) for _, index, size, birth in events).reserved_bytes
+
+
+def _assumptions(tape: Tape, totals: FlopsTotals, device: Device | None) -> list[str]:
+    said = list(CONVENTIONS)
+    if totals.estimates:
+        names = ", ".join(op.removeprefix("aten.") for op in totals.estimates)
+        said.append(f"FLOPs of {names} are published estimates, not exact counts")
+    places = {storage.device for storage in tape.storages}
+    if len(places) > 1:
+        said.append(f"memory of {', '.join(sorted(places))} is counted together")
+    if device is not None and device.context_bytes is None:
+        said.append(f"nobody measured the context of {device.name}: fits counts the allocator alone")
+    recorded_for = CPU if tape.subject is None else tape.subject.device
+    if device is not None and recorded_for not in (device.id, device.name):
+        said.append(f"recorded as {recorded_for} runs it, priced on {device.name}")
+    return said

@@ -1,0 +1,68 @@
+"""`preflop account`: one training step, priced."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from preflop.cli import subject_options as words
+
+
+def command(
+    model: words.Model,
+    batch: words.Batch = None,
+    seq: words.Seq = None,
+    precision: words.PrecisionName = None,
+    optimizer: words.Optimizer = None,
+    microbatches: words.Microbatches = None,
+    recompute: words.Recompute = None,
+    device: words.DeviceName = None,
+    gpus: words.Gpus = None,
+    shard: words.Shard = None,
+    batch_from: words.BatchFrom = None,
+    loss: words.Loss = None,
+    top: Annotated[str, typer.Option(help="Operators to list.")] = "10",
+    html: Annotated[str | None, typer.Option(help="Write a page with tables and pictures.", metavar="FILE")] = None,
+    tape: Annotated[str | None, typer.Option(help="Save the recorded step.", metavar="FILE.tape")] = None,
+    as_json: words.AsJson = False,
+) -> None:
+    """Price one training step before it runs: what sits in memory and whether it fits, what work is
+    done, how long it takes, what bounds it. Exit status 1: it does not fit."""
+    from preflop.quantity import read_count
+
+    count = read_count(top, "--top")
+    _check_tape_name(tape)
+    priced = words.account_of(
+        model,
+        words.Options(
+            batch=batch, seq=seq, precision=precision, optimizer=optimizer, microbatches=microbatches,
+            recompute=recompute, device=device, gpus=gpus, shard=shard, batch_from=batch_from, loss=loss,
+        ),
+    )  # fmt: skip
+    if tape is not None:
+        from preflop.tape.file import save
+
+        save(priced.tape, tape)
+    if html is not None:
+        from preflop.files import write_atomically
+        from preflop.report.html import account_html
+
+        write_atomically(html, account_html(priced).encode())
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(priced.to_dict(), indent=2))
+    else:
+        priced.show(top=count)
+    if priced.memory.fits is False:
+        raise typer.Exit(1)
+
+
+def _check_tape_name(tape: str | None) -> None:
+    """Before anything is recorded: a tape is known by its name when it is read back."""
+    from preflop.errors import BadFile
+    from preflop.tape.file import is_tape
+
+    if tape is not None and not is_tape(tape):
+        raise BadFile(f"--tape is {tape!r}: the name must end in .tape, by which `preflop account` knows it.")

@@ -1,0 +1,133 @@
+"""The entry point: finds the command, runs it, and turns every failure into words and an exit status.
+
+0 done, 1 the answer is no, 2 bad input (or a bug, which says so), 130 interrupted. Never a traceback,
+unless PREFLOP_DEBUG=1 asks for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+import typer
+
+from preflop.errors import PreflopError, nearest
+
+# Command -> (module of this room, one line of help). The module is imported when its command is run.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "account": ("account", "Price one training step: memory, FLOPs, bytes moved, time, verdict."),
+    "roofline": ("roofline", "Draw the step's operators on the device's roofline."),
+    "time": ("time_", "Days of training from parameters, tokens, GPUs and MFU."),
+    "fit": ("fit", "The largest model, or batch, that fits."),
+    "verify": ("verify", "Run two real steps here and compare them with the prediction."),
+    "models": ("models", "The models Preflop knows by name."),
+    "hardware": ("hardware", "The devices Preflop knows, with a source for each figure."),
+    "dtypes": ("dtypes", "What each number format holds, and what a value becomes in it."),
+}
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run `preflop` with the given words (the command line's by default) and exit."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal that cannot show a rule still gets the numbers
+            stream.reconfigure(errors="replace")
+    sys.exit(run(words))
+
+
+def run(words: list[str]) -> int:
+    """Run the command and return its exit status; what went wrong stands on standard error."""
+    try:
+        status = _application(words)(words, prog_name="preflop", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except (PreflopError, KeyboardInterrupt, BrokenPipeError, SystemExit) as error:
+        return _status_of(error)
+    except Exception as error:
+        return _unexpected(error)
+
+
+def _application(words: Sequence[str]) -> Callable[..., object]:
+    """The command line's parser, with the one command that is asked for really there."""
+    app = typer.Typer(
+        name="preflop",
+        help="Price a PyTorch training run before it happens.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    wanted = next((word for word in words if not word.startswith("-")), None)
+    if wanted is not None and wanted not in COMMANDS:
+        near = ", ".join(nearest(wanted, COMMANDS))
+        raise PreflopError(
+            f"no command named {wanted!r}.\n"
+            f"  {f'Nearest: {near}. ' if near else ''}All: {', '.join(COMMANDS)}."
+        )
+    app.callback(invoke_without_command=True)(_root)
+    for name, (module, text) in COMMANDS.items():
+        function = _stub
+        if name == wanted:
+            function = importlib.import_module(f"preflop.cli.{module}").command
+        app.command(name, short_help=text, help=function.__doc__ or text)(function)
+    return typer.main.get_command(app)
+
+
+def _root(
+    version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True),
+) -> None:
+    if version:
+        from importlib.metadata import version as version_of
+
+        typer.echo(f"preflop {version_of('preflop')}")
+        raise typer.Exit
+
+
+def _stub() -> None:
+    """Stands in the list of commands for one that is not run."""
+
+
+def _status_of(error: BaseException) -> int:
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else BAD_INPUT
+    if isinstance(error, KeyboardInterrupt):
+        print("preflop: interrupted.", file=sys.stderr)
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        # The reader closed the pipe (`preflop ... | head`). Keep Python from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    if _debugging():
+        raise error
+    print(f"preflop: {error}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def _unexpected(error: Exception) -> int:
+    """typer's own complaints about the command line, else a bug of ours: one line each."""
+    message = getattr(error, "format_message", None)
+    if message is not None:
+        command = getattr(getattr(error, "ctx", None), "command_path", None) or "preflop"
+        if text := message():
+            print(f"preflop: {text}\n  See `{command} --help`.", file=sys.stderr)
+        return BAD_INPUT
+    if type(error).__name__ == "Abort":
+        return INTERRUPTED
+    if _debugging():
+        raise error
+    first_line = (str(error).splitlines() or [""])[0]
+    print(
+        f"preflop: this is a bug in Preflop: {type(error).__name__}: {first_line}\n"
+        "  Please report it with the command you ran. PREFLOP_DEBUG=1 shows where it happened.",
+        file=sys.stderr,
+    )
+    return BAD_INPUT
+
+
+def _debugging() -> bool:
+    return os.environ.get("PREFLOP_DEBUG", "") not in ("", "0")

@@ -1,0 +1,150 @@
+"""What `account` and `roofline` share: the words that name a subject, and its account."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from preflop.accounting import Account
+
+MODEL_HELP = (
+    "A name of `preflop models`, path/file.py:factory, package.module:factory, a folder or file with a "
+    "Hugging Face config.json, or a FILE.tape."
+)
+
+Model = Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False)]
+Batch = Annotated[str | None, typer.Option(help="Samples that one forward sees.")]
+Seq = Annotated[str | None, typer.Option(help="Positions of a sequence.")]
+PrecisionName = Annotated[
+    str | None,
+    typer.Option(help="fp32 (default), tf32, bf16-mixed, fp16-mixed, bf16, bf16-fp32-states, bf16-master."),
+]
+Optimizer = Annotated[str | None, typer.Option(help="adamw (default), sgd, adafactor, ..., or none.")]
+Microbatches = Annotated[str | None, typer.Option(help="Batches per optimizer step (default 1).")]
+Recompute = Annotated[str | None, typer.Option(help="none (default), block or selective.")]
+DeviceName = Annotated[str | None, typer.Option(help="A device of `preflop hardware`, or cpu (default).")]
+Gpus = Annotated[str | None, typer.Option(help="Number of GPUs (this version: 1).")]
+Shard = Annotated[str | None, typer.Option(help="How to shard (this version: none).")]
+BatchFrom = Annotated[
+    str | None, typer.Option(help="FILE:function that makes the batch, for a factory.", metavar="FILE:FUNCTION")
+]
+Loss = Annotated[
+    str | None, typer.Option(help="FILE:function from the output to the loss.", metavar="FILE:FUNCTION")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the contract's JSON.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The command line's words, as typed; None where not given."""
+
+    batch: str | None
+    seq: str | None
+    precision: str | None
+    optimizer: str | None
+    microbatches: str | None
+    recompute: str | None
+    device: str | None
+    gpus: str | None
+    shard: str | None
+    batch_from: str | None
+    loss: str | None
+
+
+def account_of(model: str, options: Options) -> Account:
+    """The account that the words ask for: recorded now, or read from a tape (without torch).
+
+    Raises:
+        PreflopError: a name, number, file or subject that cannot be used.
+    """
+    from preflop.tape.file import is_tape
+
+    if is_tape(model):
+        return _from_tape(model, options)
+    import preflop
+
+    arguments = _arguments(options)
+    batch = _batch(options)
+    with working(f"recording {model}"):
+        return preflop.account(model, batch, **arguments)  # type: ignore[return-value]
+
+
+def _from_tape(path: str, options: Options) -> Account:
+    from preflop.accounting import account_tape, find_device
+    from preflop.errors import PreflopError
+    from preflop.tape.file import load
+
+    given = [name for name, value in vars(options).items() if value is not None and name != "device"]
+    if given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise PreflopError(
+            f"{path} is recorded already: {names} cannot change it.\n"
+            "  Leave them out, or record the model anew."
+        )
+    device = None if options.device is None else find_device(options.device)
+    tape = load(path)
+    if options.device is None and tape.subject is not None:
+        device = find_device(tape.subject.device)
+    return account_tape(tape, device)
+
+
+def _arguments(options: Options) -> dict[str, Any]:
+    """Arguments of `preflop.account` for what was given; the rest keep its defaults."""
+    from preflop.quantity import read_count
+
+    words = ("precision", "optimizer", "recompute", "device", "shard")
+    arguments: dict[str, Any] = {
+        name: getattr(options, name) for name in words if getattr(options, name) is not None
+    }
+    for name in ("microbatches", "gpus"):
+        value = getattr(options, name)
+        if value is not None:
+            arguments[name] = read_count(value, f"--{name}")
+    if options.loss is not None:
+        from preflop.subject import load_function
+
+        arguments["loss"] = load_function(options.loss, "loss")
+    return arguments
+
+
+def _batch(options: Options) -> Any:
+    from preflop.errors import PreflopError
+    from preflop.quantity import read_count
+
+    sizes = {
+        name: read_count(value, option)
+        for name, value, option in (
+            ("batch_size", options.batch, "--batch"),
+            ("sequence_length", options.seq, "--seq"),
+        )
+        if value is not None
+    }
+    if options.batch_from is None:
+        return sizes or None
+    if sizes:
+        raise PreflopError(
+            "--batch-from makes the batch, and --batch or --seq its size: which of them?\n"
+            "  Give --batch-from for a factory, --batch and --seq for a named model."
+        )
+    from preflop.subject import load_function
+
+    return load_function(options.batch_from, "batch")
+
+
+@contextmanager
+def working(words: str) -> Iterator[None]:
+    """Says on standard error what is being done, where a person is looking."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal or os.environ.get("PREFLOP_QUIET"):
+        yield
+        return
+    with console.status(words):
+        yield

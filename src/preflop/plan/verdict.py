@@ -1,0 +1,112 @@
+"""The verdict: one sentence on what bounds a step and what to change first."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from preflop.account import DeviceFacts, Flops, Memory, OperatorRow, Time, Traffic
+from preflop.tape.events import SubjectInfo
+from preflop.units import bytes_text, time_text
+
+# A step that leaves more than this share of the device's memory free can take a larger batch.
+_ROOMY = 0.4
+
+
+def verdict(
+    memory: Memory,
+    flops: Flops,
+    traffic: Traffic,
+    time: Time,
+    operators: tuple[OperatorRow, ...],
+    device: DeviceFacts | None,
+    subject: SubjectInfo | None,
+) -> str:
+    """What bounds the step, with its numbers, and the first thing to change."""
+    if memory.fits is False:
+        return _does_not_fit(memory, subject)
+    if device is None or time.lower_s is None:
+        return _without_a_device(memory, traffic)
+    if time.bound == "launch":
+        return _launch_bound(time)
+    if time.bound == "compute":
+        return _compute_bound(time, operators, device, subject)
+    if time.bound == "bandwidth":
+        return _bandwidth_bound(memory, time, operators, device, subject)
+    return "Nothing in this step takes time on the device."
+
+
+def _does_not_fit(memory: Memory, subject: SubjectInfo | None) -> str:
+    at = dataclasses.asdict(memory.at_peak)
+    largest = max(at, key=lambda name: at[name])
+    over = bytes_text(-(memory.spare_bytes or 0))
+    held = f"{largest.replace('_', ' ')} hold {bytes_text(at[largest])} of the peak"
+    if largest in ("activations", "temporaries"):
+        advice = "more microbatches of a smaller batch"
+        if subject is None or subject.recompute == "none":
+            advice += ", or --recompute block"
+    elif largest in ("optimizer_states", "gradients", "parameters"):
+        advice = "fewer bytes per parameter (a bf16 precision), sharding, or a larger device"
+    else:
+        advice = "a smaller batch or a larger device"
+    return f"It does not fit, by {over}: {held}. Change first: {advice}."
+
+
+def _without_a_device(memory: Memory, traffic: Traffic) -> str:
+    intensity = traffic.arithmetic_intensity
+    does = "" if intensity is None else f" and does {intensity:.3g} FLOPs per byte it moves"
+    return (
+        f"The step needs {bytes_text(memory.peak_bytes)}{does}; name a --device to learn whether it "
+        "fits, what bounds it and how long it takes."
+    )
+
+
+def _launch_bound(time: Time) -> str:
+    lower = time_text(time.lower_s or 0)
+    return (
+        f"Bound by the host: launching the kernels takes {time_text(time.expected_s or 0)}, running them "
+        f"at least {lower}. Change first: a larger batch, else fewer kernels (a fused or foreach "
+        "optimizer, torch.compile, CUDA graphs)."
+    )
+
+
+def _compute_bound(
+    time: Time, operators: tuple[OperatorRow, ...], device: DeviceFacts, subject: SubjectInfo | None
+) -> str:
+    share = _share(operators, "compute")
+    said = f"Bound by compute: {share:.0%} of the least time is arithmetic at the {time.peak_dtype} peak"
+    if time.peak_dtype in ("float32", "tf32") and time.peak_flops_per_s:
+        half = device.peak_flops_per_s.get("bfloat16")
+        if half and half > time.peak_flops_per_s:
+            gain = half / time.peak_flops_per_s
+            return f"{said}. Change first: --precision bf16-mixed, whose peak is {gain:.3g} times as high."
+    if subject is not None and subject.recompute != "none":
+        return f"{said}. Change first: recompute less, if the memory allows it."
+    return f"{said}. Change first: the hardware or a lower precision; memory traffic is not what costs."
+
+
+def _bandwidth_bound(
+    memory: Memory,
+    time: Time,
+    operators: tuple[OperatorRow, ...],
+    device: DeviceFacts,
+    subject: SubjectInfo | None,
+) -> str:
+    share = _share(operators, "bandwidth")
+    said = f"Bound by bandwidth: {share:.0%} of the least time is moving bytes"
+    optimizer = sum(row.time_s or 0.0 for row in operators if row.phase == "optimizer")
+    if time.lower_s and optimizer / time.lower_s > 0.5:
+        return (
+            f"{said}, {optimizer / time.lower_s:.0%} of it in the optimizer. Change first: a larger batch "
+            "or more microbatches per optimizer step."
+        )
+    if subject is not None and subject.precision in ("fp32", "tf32") and "bfloat16" in device.peak_flops_per_s:
+        return f"{said}. Change first: --precision bf16-mixed, which halves what activations move."
+    roomy = (memory.spare_bytes or 0) > _ROOMY * (device.memory_bytes or 0) > 0
+    batch = " A larger batch has room, and lifts the matmuls." if roomy else ""
+    return f"{said}. Change first: fuse element-wise work and normalisation (torch.compile, fused kernels).{batch}"
+
+
+def _share(operators: tuple[OperatorRow, ...], bound: str) -> float:
+    total = sum(row.time_s or 0.0 for row in operators)
+    part = sum(row.time_s or 0.0 for row in operators if row.bound == bound)
+    return part / total if total else 0.0
