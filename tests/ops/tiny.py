@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from preflop.tape.events import Call, Phase, Ref, Signature, Storage, Role, Tape, TensorMeta
+from preflop.tape.events import Call, Phase, Ref, Role, Signature, Storage, Tape, TensorMeta
 
 
 def meta(t: torch.Tensor) -> TensorMeta:

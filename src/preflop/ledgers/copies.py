@@ -15,7 +15,7 @@ from preflop.account import CopyRow
 from preflop.ledgers.ledger import Ledger, Row
 from preflop.ledgers.operators import starred
 from preflop.ledgers.tally import Origin, count_by_origin, dtypes
-from preflop.ops.arguments import argument, result
+from preflop.ops.arguments import keyword, result
 from preflop.ops.moved import distinct_bytes
 from preflop.tape.events import Phase, Signature, Tape, TensorMeta
 
@@ -41,8 +41,13 @@ def copies_ledger(tape: Tape) -> Ledger:
     kinds = dtypes(tape)
     rows: dict[tuple[str, str, str, str, str], list[int]] = {}
     for origin, calls, copy in _copies(tape):
-        key = (tape.signatures[origin.signature].op, tape.modules[origin.module], origin.phase.value,
-               tape.sources[origin.source], kinds[origin.signature])
+        key = (
+            tape.signatures[origin.signature].op,
+            tape.modules[origin.module],
+            origin.phase.value,
+            tape.sources[origin.source],
+            kinds[origin.signature],
+        )
         row = rows.setdefault(key, [0, 0])
         row[0] += copy.bytes * calls
         row[1] += calls
@@ -103,18 +108,22 @@ def _clone(sig: Signature, phase: Phase) -> Copy | None:
     """A clone with a memory format comes from contiguous() or reshape(); one without, in forward, from
     clone() itself."""
     source = sig.inputs[0]
-    asked = argument(sig, 10**6, "memory_format") is None and sig.op == "aten.clone"
+    asked = keyword(sig, "memory_format") is None and sig.op == "aten.clone"
     if asked and phase is not Phase.BACKWARD:
         return None
-    if any(stride == 0 and size > 1 for stride, size in zip(source.stride, source.shape)):
+    if any(stride == 0 and size > 1 for stride, size in zip(source.stride, source.shape, strict=True)):
         reason = f"shape {source.shape} with strides {source.stride} repeats elements: they are written out"
         return Copy("expand", _written(sig), reason, "keep the axis broadcast, or reduce before expanding")
     if is_contiguous(source):
         return Copy("copy", _written(sig), f"shape {source.shape} is copied as it is", None)
-    reason = f"shape {source.shape} with strides {source.stride} is not contiguous (that would be " \
-             f"{contiguous_strides(source.shape)})"
-    return Copy("contiguous", _written(sig), reason,
-                "use the view as it is (matmul and einsum take strides), or permute before it is written")
+    wanted = contiguous_strides(source.shape)
+    reason = f"shape {source.shape} with strides {source.stride} is not contiguous (that is {wanted})"
+    return Copy(
+        "contiguous",
+        _written(sig),
+        reason,
+        "use the view as it is (matmul and einsum take strides), or permute before it is written",
+    )
 
 
 def _cast(sig: Signature) -> Copy:
@@ -151,4 +160,4 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 def is_contiguous(meta: TensorMeta) -> bool:
     """Whether the elements lie in the order of the shape, without gaps (axes of size 1 do not matter)."""
     wanted = contiguous_strides(meta.shape)
-    return all(n == 1 or s == w for n, s, w in zip(meta.shape, meta.stride, wanted))
+    return all(n == 1 or s == w for n, s, w in zip(meta.shape, meta.stride, wanted, strict=False))

@@ -30,7 +30,7 @@ class FlopsTotals:
     """Sum of the four phases, and of `by_kind`. Element-wise work included."""
     by_kind: dict[str, int]
     model: int
-    """Forward + backward of matmul, attention and convolution. No recompute."""
+    """Forward + backward of matmul, attention and convolution. No recompute, no optimizer."""
     hardware: int
     """model + recomputed work of these kinds + what attention kernels recompute inside."""
     attended: int
@@ -60,8 +60,13 @@ def flops_ledger(tape: Tape, *, elementwise: bool = False) -> Ledger:
         if price is None:
             unknown[sig.op] = unknown.get(sig.op, 0) + calls
         elif price.flops and (elementwise or price.kind in MODEL_KINDS or price.estimate):
-            key = (sig.op, tape.modules[origin.module], origin.phase.value,
-                   tape.sources[origin.source], kinds[origin.signature])
+            key = (
+                sig.op,
+                tape.modules[origin.module],
+                origin.phase.value,
+                tape.sources[origin.source],
+                kinds[origin.signature],
+            )
             row = rows.setdefault(key, [0, 0])
             row[0] += price.flops * calls
             row[1] += calls
@@ -92,7 +97,7 @@ def flops_totals(tape: Tape) -> FlopsTotals:
 
     Source: model and hardware FLOPs as in Chowdhery et al., "PaLM" (2022), appendix B.
     """
-    phases = {phase: 0 for phase in Phase}
+    phases = dict.fromkeys(Phase, 0)
     by_kind = {kind.value: 0 for kind in Kind}
     model = hardware = attended = 0
     estimates: dict[str, int] = {}
@@ -107,7 +112,7 @@ def flops_totals(tape: Tape) -> FlopsTotals:
             estimates[op] = estimates.get(op, 0) + price.flops * calls
         for part in price.parts or (price,):
             by_kind[part.kind.value] += part.flops * calls
-            if part.kind not in MODEL_KINDS:
+            if part.kind not in MODEL_KINDS or origin.phase is Phase.OPTIMIZER:
                 continue
             hardware += _or(part.hardware_flops, part.flops) * calls
             if origin.phase is not Phase.RECOMPUTE:

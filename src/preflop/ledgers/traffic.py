@@ -45,8 +45,13 @@ def traffic_ledger(tape: Tape) -> TrafficLedger:
         one = bytes_moved.read_bytes + bytes_moved.write_bytes
         if not one:
             continue
-        key = (tape.signatures[origin.signature].op, tape.modules[origin.module], origin.phase.value,
-               tape.sources[origin.source], kinds[origin.signature])
+        key = (
+            tape.signatures[origin.signature].op,
+            tape.modules[origin.module],
+            origin.phase.value,
+            tape.sources[origin.source],
+            kinds[origin.signature],
+        )
         row = rows.setdefault(key, [0, 0])
         row[0] += one * calls
         row[1] += calls

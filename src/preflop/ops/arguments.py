@@ -21,6 +21,14 @@ def argument(sig: Signature, position: int, name: str, default: Any = None) -> A
     return default
 
 
+def keyword(sig: Signature, name: str, default: Any = None) -> Any:
+    """The value of a keyword-only argument; `default` (the schema's) where left out."""
+    for key, value in sig.kwargs:
+        if key == name:
+            return value
+    return default
+
+
 def tensor(sig: Signature, position: int, name: str) -> TensorMeta | None:
     """The tensor given for an argument; None where it was left out or None."""
     value = argument(sig, position, name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from preflop.ops.arguments import argument, need, product, tensor
+from preflop.ops.arguments import argument, keyword, need, product, tensor
 from preflop.ops.registry import Kind, Work, flops
 from preflop.tape.events import Signature, TensorMeta
 
@@ -159,8 +159,8 @@ def _flash(sig: Signature, first: int) -> tuple[Sizes, int | None, bool]:
         packed = None
     sizes, estimate = _sequence_first(sig, first, packed, argument(sig, 9 if backward else 6, "max_k"))
     causal = bool(argument(sig, 11 if backward else 8, "is_causal", False))
-    left = argument(sig, 10**6, "window_size_left")
-    right = argument(sig, 10**6, "window_size_right")
+    left = keyword(sig, "window_size_left")
+    right = keyword(sig, "window_size_right")
     pairs = sig.attended_pairs
     has_window = any(isinstance(side, int) and side >= 0 for side in (left, right))
     if pairs is None and not estimate and has_window:

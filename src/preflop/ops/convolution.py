@@ -29,21 +29,43 @@ def convolution(sig: Signature) -> Work:
     return Work(convolution_flops(x, weight, sig.outputs[0], transposed), Kind.CONVOLUTION)
 
 
-@flops("aten.conv1d", "aten.conv2d", "aten.conv3d", "aten.mkldnn_convolution", "aten.cudnn_convolution",
-       "aten.cudnn_convolution_relu", "aten.cudnn_convolution_add_relu", "aten.miopen_convolution",
-       "aten.slow_conv3d", "aten.slow_conv3d_forward", "aten.conv_depthwise3d", "aten._conv_depthwise2d",
-       "aten._slow_conv2d_forward", "aten.thnn_conv2d", "aten.slow_conv_dilated2d",
-       "aten.slow_conv_dilated3d", "aten.miopen_depthwise_convolution", "mkldnn._convolution_pointwise",
-       "aten._convolution_mode")
+@flops(
+    "aten.conv1d",
+    "aten.conv2d",
+    "aten.conv3d",
+    "aten.mkldnn_convolution",
+    "aten.cudnn_convolution",
+    "aten.cudnn_convolution_relu",
+    "aten.cudnn_convolution_add_relu",
+    "aten.miopen_convolution",
+    "aten.slow_conv3d",
+    "aten.slow_conv3d_forward",
+    "aten.conv_depthwise3d",
+    "aten._conv_depthwise2d",
+    "aten._slow_conv2d_forward",
+    "aten.thnn_conv2d",
+    "aten.slow_conv_dilated2d",
+    "aten.slow_conv_dilated3d",
+    "aten.miopen_depthwise_convolution",
+    "mkldnn._convolution_pointwise",
+    "aten._convolution_mode",
+)
 def forward_only(sig: Signature) -> Work:
     """FLOPs of a convolution that is never transposed."""
     x, weight = need(sig, 0, "input"), need(sig, 1, "weight")
     return Work(convolution_flops(x, weight, sig.outputs[0], False), Kind.CONVOLUTION)
 
 
-@flops("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d",
-       "aten.cudnn_convolution_transpose", "aten.slow_conv_transpose2d", "aten.slow_conv_transpose3d",
-       "aten.miopen_convolution_transpose", "mkldnn._convolution_transpose_pointwise")
+@flops(
+    "aten.conv_transpose1d",
+    "aten.conv_transpose2d",
+    "aten.conv_transpose3d",
+    "aten.cudnn_convolution_transpose",
+    "aten.slow_conv_transpose2d",
+    "aten.slow_conv_transpose3d",
+    "aten.miopen_convolution_transpose",
+    "mkldnn._convolution_transpose_pointwise",
+)
 def transposed_only(sig: Signature) -> Work:
     """FLOPs of a transposed convolution."""
     x, weight = need(sig, 0, "input"), need(sig, 1, "weight")

@@ -26,23 +26,40 @@ def embedding_bag(sig: Signature) -> Work:
     return _other((2 if weighted else 1) * gathered)
 
 
-@flops("aten._embedding_bag_backward", "aten._embedding_bag_dense_backward",
-       "aten._embedding_bag_sparse_backward", "aten._embedding_bag_per_sample_weights_backward")
+@flops(
+    "aten._embedding_bag_backward",
+    "aten._embedding_bag_dense_backward",
+    "aten._embedding_bag_sparse_backward",
+    "aten._embedding_bag_per_sample_weights_backward",
+)
 def embedding_bag_backward(sig: Signature) -> Work:
     """FLOPs of adding a bag's gradient to each of its rows: one per gathered element."""
     grad = need(sig, 0, "grad")
     return _other(need(sig, 1, "indices").elements * grad.shape[-1])
 
 
-@flops("aten.scatter_add", "aten.scatter_add_", "aten.scatter_reduce", "aten.scatter_reduce_",
-       "aten.index_add", "aten.index_add_", "aten.index_reduce", "aten.index_reduce_")
+@flops(
+    "aten.scatter_add",
+    "aten.scatter_add_",
+    "aten.scatter_reduce",
+    "aten.scatter_reduce_",
+    "aten.index_add",
+    "aten.index_add_",
+    "aten.index_reduce",
+    "aten.index_reduce_",
+)
 def scatter_add(sig: Signature) -> Work:
     """FLOPs of adding scattered elements: one per element of the source."""
     return _other(need(sig, 3, "src").elements)
 
 
-@flops("aten.index_put", "aten.index_put_", "aten._index_put_impl_", "aten._unsafe_index_put",
-       "aten._unsafe_masked_index_put_accumulate")
+@flops(
+    "aten.index_put",
+    "aten.index_put_",
+    "aten._index_put_impl_",
+    "aten._unsafe_index_put",
+    "aten._unsafe_masked_index_put_accumulate",
+)
 def index_put(sig: Signature) -> Work:
     """FLOPs of writing (none) or accumulating (one per value) at indices."""
     adds = bool(argument(sig, 3, "accumulate", False)) or "accumulate" in sig.op
@@ -55,9 +72,14 @@ def columns_to_image(sig: Signature) -> Work:
     return _other(need(sig, 0, "self").elements)
 
 
-@flops("aten.reflection_pad1d_backward", "aten.reflection_pad2d_backward", "aten.reflection_pad3d_backward",
-       "aten.replication_pad1d_backward", "aten.replication_pad2d_backward",
-       "aten.replication_pad3d_backward")
+@flops(
+    "aten.reflection_pad1d_backward",
+    "aten.reflection_pad2d_backward",
+    "aten.reflection_pad3d_backward",
+    "aten.replication_pad1d_backward",
+    "aten.replication_pad2d_backward",
+    "aten.replication_pad3d_backward",
+)
 def pad_backward(sig: Signature) -> Work:
     """FLOPs of folding the padding's gradient back: one per gradient element."""
     return _other(need(sig, 0, "grad_output").elements)
@@ -92,8 +114,16 @@ def _gathered(sig: Signature, read: int) -> Moved:
     return Moved(read, sum(distinct_bytes(meta) for meta in sig.outputs))
 
 
-@traffic("aten.embedding", "aten.index_select", "aten.gather", "aten.take", "aten.take_along_dim",
-         "aten.index", "aten._unsafe_index", "aten.masked_select")
+@traffic(
+    "aten.embedding",
+    "aten.index_select",
+    "aten.gather",
+    "aten.take",
+    "aten.take_along_dim",
+    "aten.index",
+    "aten._unsafe_index",
+    "aten.masked_select",
+)
 def gather_moved(sig: Signature) -> Moved:
     """Indices are read, and as many source bytes as there are results; results are written.
 
@@ -143,9 +173,18 @@ def _scattered(sig: Signature, index_bytes: int, source: int, adds: bool) -> Mov
     return Moved(index_bytes + source + whole, sum(distinct_bytes(meta) for meta in sig.outputs))
 
 
-@traffic("aten.scatter_add", "aten.scatter_add_", "aten.index_add", "aten.index_add_",
-         "aten.scatter_reduce", "aten.scatter_reduce_", "aten.scatter", "aten.scatter_",
-         "aten.index_copy", "aten.index_copy_")
+@traffic(
+    "aten.scatter_add",
+    "aten.scatter_add_",
+    "aten.index_add",
+    "aten.index_add_",
+    "aten.scatter_reduce",
+    "aten.scatter_reduce_",
+    "aten.scatter",
+    "aten.scatter_",
+    "aten.index_copy",
+    "aten.index_copy_",
+)
 def scatter_moved(sig: Signature) -> Moved:
     """Index and source are read, the addressed elements written (and read where they are added to)."""
     index, source = need(sig, 2, "index"), tensor(sig, 3, "src")

@@ -40,18 +40,39 @@ def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     rank = max(len(a), len(b))
     left = (1,) * (rank - len(a)) + a
     right = (1,) * (rank - len(b)) + b
-    return tuple(y if x == 1 else x for x, y in zip(left, right))
+    return tuple(y if x == 1 else x for x, y in zip(left, right, strict=True))
 
 
-@flops("aten.mm", "aten.bmm", "aten.matmul", "aten.mv", "aten.dot", "aten.vdot", "aten.inner",
-       "aten._int_mm", "aten._scaled_mm", "aten._scaled_mm_v2", "aten.linalg_matmul")
+@flops(
+    "aten.mm",
+    "aten.bmm",
+    "aten.matmul",
+    "aten.mv",
+    "aten.dot",
+    "aten.vdot",
+    "aten.inner",
+    "aten._int_mm",
+    "aten._scaled_mm",
+    "aten._scaled_mm_v2",
+    "aten.linalg_matmul",
+)
 def multiply(sig: Signature) -> Work:
     """FLOPs of op(a, b): 2·batch·m·k·n, 8 for complex numbers."""
     return _maybe_sparse(need(sig, 0, "self"), need(sig, 1, "mat2"))
 
 
-@flops("aten.addmm", "aten.baddbmm", "aten.addmv", "aten.addbmm", "aten._addmm_activation",
-       "aten.addmm_", "aten.baddbmm_", "aten.addmv_", "aten.addbmm_", "aten._sparse_addmm")
+@flops(
+    "aten.addmm",
+    "aten.baddbmm",
+    "aten.addmv",
+    "aten.addbmm",
+    "aten._addmm_activation",
+    "aten.addmm_",
+    "aten.baddbmm_",
+    "aten.addmv_",
+    "aten.addbmm_",
+    "aten._sparse_addmm",
+)
 def add_multiply(sig: Signature) -> Work:
     """FLOPs of op(bias, a, b): 2·batch·m·k·n, the bias is not counted."""
     return _maybe_sparse(need(sig, 1, "mat1"), need(sig, 2, "mat2"))
@@ -100,9 +121,9 @@ def einsum_flops(equation: str, shapes: tuple[tuple[int, ...], ...]) -> int:
     inputs, _, output = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
     sizes: dict[str, int] = {}
-    for term, shape in zip(terms, shapes):
+    for term, shape in zip(terms, shapes, strict=True):
         letters = _without_ellipsis(term, len(shape))
-        sizes.update({letter: max(sizes.get(letter, 1), n) for letter, n in zip(letters, shape)})
+        sizes.update({letter: max(sizes.get(letter, 1), n) for letter, n in zip(letters, shape, strict=True)})
     total, left = 0, _without_ellipsis(terms[0], len(shapes[0]))
     for position in range(1, len(terms)):
         right = _without_ellipsis(terms[position], len(shapes[position]))
@@ -130,8 +151,13 @@ def outer(sig: Signature) -> Work:
     return Work(multiply_add_flops(a) * a.elements * b.elements, Kind.MATMUL)
 
 
-@flops("aten.linear", "aten.mkldnn_linear", "mkldnn._linear_pointwise", "aten._weight_int8pack_mm",
-       "aten.fbgemm_linear_fp16_weight")
+@flops(
+    "aten.linear",
+    "aten.mkldnn_linear",
+    "mkldnn._linear_pointwise",
+    "aten._weight_int8pack_mm",
+    "aten.fbgemm_linear_fp16_weight",
+)
 def linear(sig: Signature) -> Work:
     """FLOPs of x (..., k) with a weight (n, k): 2·rows·k·n."""
     x = need(sig, 0, "input")
@@ -155,8 +181,7 @@ def linear_backward(sig: Signature) -> Work:
     return Work(one * (bool(mask[0]) + bool(mask[1])), Kind.MATMUL)
 
 
-@flops("aten._grouped_mm", "aten._scaled_grouped_mm",
-       "aten._scaled_grouped_mm_v2")
+@flops("aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_grouped_mm_v2")
 def grouped(sig: Signature) -> Work:
     """FLOPs of a grouped matmul. Each row meets one group's matrix, so groups do not multiply the
     work: 2·m·k·n, and 2·g·m·k·n only where both operands have a group axis.
@@ -228,8 +253,7 @@ def _cheapest_chain(sizes: list[int]) -> int:
         for i in range(count - length):
             j = i + length
             best[i][j] = min(
-                best[i][k] + best[k + 1][j] + sizes[i] * sizes[k + 1] * sizes[j + 1]
-                for k in range(i, j)
+                best[i][k] + best[k + 1][j] + sizes[i] * sizes[k + 1] * sizes[j + 1] for k in range(i, j)
             )
     return best[0][count - 1] if count else 0
 

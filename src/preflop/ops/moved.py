@@ -50,7 +50,7 @@ def layout(meta: TensorMeta) -> tuple[int, tuple[tuple[int, int], ...], int]:
     if is_sparse(meta):
         size = (stored_elements(meta) or meta.elements) * item
         return 0, ((size // item, item),), size
-    axes = sorted((abs(st), n) for n, st in zip(meta.shape, meta.stride) if n != 1 and st != 0)
+    axes = sorted((abs(st), n) for n, st in zip(meta.shape, meta.stride, strict=True) if n != 1 and st != 0)
     joined: list[tuple[int, int]] = []
     for stride, size in axes:
         if joined and joined[-1][1] * joined[-1][0] == stride:
@@ -86,7 +86,7 @@ def union_bytes(metas: Sequence[TensorMeta], storages: Sequence[int]) -> int:
     than the range they span (exact for slices that do not cross, as q, k, v cut from one tensor).
     """
     by_storage: dict[int, dict[object, tuple[int, int, int]]] = {}
-    for meta, storage in zip(metas, storages):
+    for meta, storage in zip(metas, storages, strict=True):
         if meta.elements:
             first, axes, end = layout(meta)
             key = (first, axes)
@@ -112,13 +112,9 @@ def is_view(sig: Signature) -> bool:
     return not sig.writes and bool(sig.outputs) and all(alias is not None for alias in sig.aliases)
 
 
-def _is_random(sig: Signature) -> bool:
-    return sig.op in WRITE_ONLY or sig.op in UNTOUCHED
-
-
 def read_inputs(sig: Signature) -> list[int]:
     """Indices of the inputs whose values the call reads."""
-    if _is_random(sig):
+    if sig.op in WRITE_ONLY or sig.op in UNTOUCHED:
         return []
     skipped: set[int] = set()
     if is_out_variant(sig) or sig.op in OVERWRITE:

@@ -47,8 +47,7 @@ def rms_norm(sig: Signature) -> Work:
     return _work(sig, 3 + (tensor(sig, 2, "weight") is not None))
 
 
-@flops("aten.native_layer_norm_backward", "aten.native_group_norm_backward",
-       "aten._fused_rms_norm_backward")
+@flops("aten.native_layer_norm_backward", "aten.native_group_norm_backward", "aten._fused_rms_norm_backward")
 def norm_backward(sig: Signature) -> Work:
     """FLOPs per element: normalised input 2; its gradient 8 (weight, two sums of one and two, four to
     join them); the weight's 2; the bias's 1. Gradients that output_mask leaves out cost nothing."""
@@ -76,16 +75,24 @@ def _batch_norm_trains(sig: Signature) -> bool:
     return bool(argument(sig, position, "training", True))
 
 
-@flops(*BATCH_NORM_TRAINING, "aten._batch_norm_with_update", "aten._batch_norm_no_update",
-       "aten._native_batch_norm_legit_no_training")
+@flops(
+    *BATCH_NORM_TRAINING,
+    "aten._batch_norm_with_update",
+    "aten._batch_norm_no_update",
+    "aten._native_batch_norm_legit_no_training",
+)
 def batch_norm(sig: Signature) -> Work:
     """FLOPs per element: statistics 4 (in training), normalise 2, weight and bias one each."""
     statistics = STATISTICS_FLOPS if _batch_norm_trains(sig) else 0
     return _work(sig, statistics + NORMALISE_FLOPS + _affine(sig, 1, 2))
 
 
-@flops("aten.native_batch_norm_backward", "aten.cudnn_batch_norm_backward",
-       "aten.miopen_batch_norm_backward", "aten.batch_norm_backward")
+@flops(
+    "aten.native_batch_norm_backward",
+    "aten.cudnn_batch_norm_backward",
+    "aten.miopen_batch_norm_backward",
+    "aten.batch_norm_backward",
+)
 def batch_norm_backward(sig: Signature) -> Work:
     """FLOPs per element of all three gradients: 13, as for layer_norm."""
     return _work(sig, 13)

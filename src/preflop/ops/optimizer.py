@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from preflop.ops.arguments import argument, tensors
-from preflop.ops.registry import Kind, Work, flops
+from preflop.ops.arguments import keyword, tensors
+from preflop.ops.moved import distinct_bytes, general
+from preflop.ops.registry import Kind, Moved, Work, flops, traffic
 from preflop.tape.events import Signature
 
 # Operations per parameter element, from the update rules in torch.optim's documentation.
@@ -21,20 +22,20 @@ def _parameters(sig: Signature) -> int:
 
 
 def _decay(sig: Signature) -> int:
-    return DECAY_FLOPS if argument(sig, 10**6, "weight_decay", 0.0) else 0
+    return DECAY_FLOPS if keyword(sig, "weight_decay", 0.0) else 0
 
 
 @flops("aten._fused_adam_", "aten._fused_adamw_", "aten._fused_adam", "aten._fused_adamw")
 def adam(sig: Signature) -> Work:
     """FLOPs of one Adam step: 13 per parameter, 2 more with weight decay, 1 with amsgrad."""
-    amsgrad = 1 if argument(sig, 10**6, "amsgrad", False) else 0
+    amsgrad = 1 if keyword(sig, "amsgrad", False) else 0
     return Work((ADAM_FLOPS + _decay(sig) + amsgrad) * _parameters(sig), Kind.OTHER)
 
 
 @flops("aten._fused_sgd_", "aten._fused_sgd")
 def sgd(sig: Signature) -> Work:
     """FLOPs of one SGD step: 2 per parameter, 3 more with momentum, 2 with weight decay."""
-    momentum = MOMENTUM_FLOPS if argument(sig, 10**6, "momentum", 0.0) else 0
+    momentum = MOMENTUM_FLOPS if keyword(sig, "momentum", 0.0) else 0
     return Work((SGD_FLOPS + momentum + _decay(sig)) * _parameters(sig), Kind.OTHER)
 
 
@@ -42,3 +43,14 @@ def sgd(sig: Signature) -> Work:
 def adagrad(sig: Signature) -> Work:
     """FLOPs of one Adagrad step: 7 per parameter, 2 more with weight decay."""
     return Work((ADAGRAD_FLOPS + _decay(sig)) * _parameters(sig), Kind.OTHER)
+
+
+@traffic("aten._fused_adam_", "aten._fused_adamw_", "aten._fused_sgd_", "aten._fused_adagrad_")
+def fused_moved(sig: Signature) -> Moved:
+    """Parameters, gradients and states are read; parameters and states written. Gradients are written
+    only when a gradient scaler asks the kernel to unscale them (their schema says always)."""
+    moved = general(sig)
+    if keyword(sig, "grad_scale") is not None:
+        return moved
+    gradients = sum(distinct_bytes(meta) for meta in tensors(sig, 1, "grads"))
+    return Moved(moved.read_bytes, moved.write_bytes - gradients)

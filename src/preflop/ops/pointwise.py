@@ -58,7 +58,8 @@ PER_RESULT: dict[int, str] = {
         threshold not_equal less less_equal greater greater_equal ldexp heaviside nextafter
         special_log_ndtr special_ndtr special_ndtri special_erfcx special_bessel_j0 special_bessel_j1
         mvlgamma special_zeta frexp isposinf isneginf special_round special_exp2 special_expm1
-        special_log1p special_erfc special_psi special_polygamma special_gammainc special_gammaincc arcsinh arccosh
+        special_log1p special_erfc special_psi special_polygamma special_gammainc special_gammaincc arcsinh
+        arccosh
         arctanh kron sum_to_size gcd lcm""",
     2: "clamp clip hypot xlogy special_xlogy special_xlog1py relu6 leaky_relu prelu "
     "hardtanh softshrink hardshrink rrelu polar dropout feature_dropout "
@@ -86,7 +87,9 @@ GRADIENTS: dict[int, str] = {
 
 # Reductions and scans: operations per element of the input.
 PER_INPUT: dict[int, str] = {
-    1: "sum nansum mean nanmean prod amax amin aminmax argmax argmin cumsum cumprod cummax cummin logcumsumexp _logcumsumexp "
+    1: "sum nansum mean nanmean prod amax amin aminmax argmax argmin cumsum cumprod cummax cummin "
+    "logcumsumexp "
+    "_logcumsumexp "
     "native_norm count_nonzero median nanmedian mode _cummax_helper _cummin_helper trace bincount histc "
     "trapezoid diff topk kthvalue",
     2: "norm linalg_vector_norm linalg_norm _weight_norm_interface dist renorm frobenius_norm "
@@ -171,14 +174,23 @@ def foreach_extreme(sig: Signature) -> Work:
     return other(sum(meta.elements for meta in sig.inputs))
 
 
-@flops("aten.sort", "aten.argsort", "aten.msort", "aten.unique_dim", "aten._unique2", "aten._unique",
-       "aten.unique_consecutive")
+@flops(
+    "aten.sort",
+    "aten.argsort",
+    "aten.msort",
+    "aten.unique_dim",
+    "aten._unique2",
+    "aten._unique",
+    "aten.unique_consecutive",
+)
 def sort(sig: Signature) -> Work:
     """Comparisons of a merge sort, n·ceil(log2 n) per row along the sorted axis (last by default)."""
     x = need(sig, 0, "self")
     axis = argument(sig, 1, "dim", -1) if sig.op in ("aten.sort", "aten.argsort") else None
-    whole = axis is None or isinstance(axis, bool) or not x.shape
-    rows = x.elements if whole else x.shape[axis]
+    if axis is None or isinstance(axis, bool) or not x.shape:
+        rows = x.elements
+    else:
+        rows = x.shape[axis]
     return other(x.elements * ceil(log2(rows)) if rows > 1 else 0)
 
 
@@ -250,9 +262,18 @@ def cross_entropy(sig: Signature) -> Work:
     return other(5 * scores.elements + need(sig, 1, "target").elements)
 
 
-@flops("aten.avg_pool1d", "aten.avg_pool2d", "aten.avg_pool3d", "aten.max_pool2d_with_indices",
-       "aten.max_pool3d_with_indices", "aten.max_pool2d", "aten.max_pool3d", "aten.max_pool1d",
-       "aten.max_pool1d_with_indices", "aten.mkldnn_max_pool2d")
+@flops(
+    "aten.avg_pool1d",
+    "aten.avg_pool2d",
+    "aten.avg_pool3d",
+    "aten.max_pool2d_with_indices",
+    "aten.max_pool3d_with_indices",
+    "aten.max_pool2d",
+    "aten.max_pool3d",
+    "aten.max_pool1d",
+    "aten.max_pool1d_with_indices",
+    "aten.mkldnn_max_pool2d",
+)
 def pool(sig: Signature) -> Work:
     """FLOPs of pooling: one per output element and window position (sizes given once mean every axis)."""
     rank = int(next(c for c in sig.op if c.isdigit()))
@@ -271,28 +292,44 @@ def average_pool_backward(sig: Signature) -> Work:
     return other(need(sig, 0, "grad_output").elements * product(window))
 
 
-flops("aten.max_pool2d_with_indices_backward", "aten.max_pool3d_with_indices_backward",
-      "aten.adaptive_max_pool2d_backward", "aten.adaptive_max_pool3d_backward")(per_input(1))
-flops("aten._adaptive_avg_pool2d", "aten._adaptive_avg_pool3d", "aten.adaptive_max_pool2d",
-      "aten.adaptive_max_pool3d", "aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d",
-      "aten.adaptive_avg_pool3d")(per_input(1))
+flops(
+    "aten.max_pool2d_with_indices_backward",
+    "aten.max_pool3d_with_indices_backward",
+    "aten.adaptive_max_pool2d_backward",
+    "aten.adaptive_max_pool3d_backward",
+)(per_input(1))
+flops(
+    "aten._adaptive_avg_pool2d",
+    "aten._adaptive_avg_pool3d",
+    "aten.adaptive_max_pool2d",
+    "aten.adaptive_max_pool3d",
+    "aten.adaptive_avg_pool1d",
+    "aten.adaptive_avg_pool2d",
+    "aten.adaptive_avg_pool3d",
+)(per_input(1))
 flops("aten._adaptive_avg_pool2d_backward", "aten._adaptive_avg_pool3d_backward")(per_result(1))
 
 # Interpolation: taps multiplied and added per output element (2 · taps - 1), coordinates not counted.
 flops("aten.upsample_linear1d")(per_result(3))
 flops("aten.upsample_bilinear2d", "aten._upsample_bilinear2d_aa", "aten.grid_sampler_2d")(per_result(7))
 flops("aten.upsample_trilinear3d", "aten.grid_sampler_3d")(per_result(15))
-flops("aten.grid_sampler_2d_backward", "aten.grid_sampler_3d_backward")(lambda sig: other(
-    (2**(len(need(sig, 0, "grad").shape) - 2)) * 4 * need(sig, 0, "grad").elements))
+flops("aten.grid_sampler_2d_backward", "aten.grid_sampler_3d_backward")(
+    lambda sig: other((2 ** (len(need(sig, 0, "grad").shape) - 2)) * 4 * need(sig, 0, "grad").elements)
+)
 flops("aten.upsample_bicubic2d", "aten._upsample_bicubic2d_aa")(per_result(31))
 # Backward: each gradient is multiplied and added at every tap.
 flops("aten.upsample_linear1d_backward")(per_input(4))
 flops("aten.upsample_bilinear2d_backward", "aten._upsample_bilinear2d_aa_backward")(per_input(8))
 flops("aten.upsample_trilinear3d_backward")(per_input(16))
 flops("aten.upsample_bicubic2d_backward", "aten._upsample_bicubic2d_aa_backward")(per_input(32))
-flops("aten.upsample_nearest1d_backward", "aten.upsample_nearest2d_backward",
-      "aten.upsample_nearest3d_backward", "aten._upsample_nearest_exact1d_backward",
-      "aten._upsample_nearest_exact2d_backward", "aten._upsample_nearest_exact3d_backward")(per_input(1))
+flops(
+    "aten.upsample_nearest1d_backward",
+    "aten.upsample_nearest2d_backward",
+    "aten.upsample_nearest3d_backward",
+    "aten._upsample_nearest_exact1d_backward",
+    "aten._upsample_nearest_exact2d_backward",
+    "aten._upsample_nearest_exact3d_backward",
+)(per_input(1))
 
 # Gates of one recurrent step (Paszke et al.; torch.nn.LSTM's equations): per hidden unit 4 gate sums of
 # two terms and two biases, 3 sigmoids, 2 tanh, 4 products and sums.

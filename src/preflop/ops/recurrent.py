@@ -1,5 +1,7 @@
-"""Recurrent layers that one call runs whole. Each weight matrix meets every row of every time step:
-2 · rows · weight elements. (Layers that arrive decomposed come as addmm and cell kernels.)
+"""Recurrent layers that one call runs whole.
+
+Each weight matrix meets every row of every time step: 2 · rows · weight elements. (Layers that arrive
+decomposed come as addmm and cell kernels.)
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
 
 from preflop.tape.events import Signature
 
@@ -58,13 +59,15 @@ FlopsOfUsedFormula = Callable[[Signature, tuple[bool, ...]], Work]
 TrafficFormula = Callable[[Signature], Moved]
 WorkspaceFormula = Callable[[Signature], int]
 
+_Formula = TypeVar("_Formula", bound=Callable[..., object])
+
 FLOPS: dict[str, FlopsFormula] = {}
 FLOPS_OF_USED: dict[str, FlopsOfUsedFormula] = {}
 TRAFFIC: dict[str, TrafficFormula] = {}
 WORKSPACE: dict[str, WorkspaceFormula] = {}
 
 
-def _register(table: dict, names: tuple[str, ...], formula):  # type: ignore[no-untyped-def]
+def _register(table: dict[str, _Formula], names: tuple[str, ...], formula: _Formula) -> _Formula:
     for name in names:
         if name in table:
             raise ValueError(f"{name} already has a formula")

@@ -81,6 +81,14 @@ def _register_free() -> None:
 _register_free()
 
 # Helpers of torch itself that carry a tensor on and compute nothing.
-flops("prim.device", "prims.convert_element_type", "prims.view_of", "prims.clone", "prims.iota",
-      "rngprims.philox_rand", "inductor.accumulate_grad_", "profiler._record_function_enter_new",
-      "profiler._record_function_exit")(free)
+flops(
+    "prim.device",
+    "prims.convert_element_type",
+    "prims.view_of",
+    "prims.clone",
+    "prims.iota",
+    "rngprims.philox_rand",
+    "inductor.accumulate_grad_",
+    "profiler._record_function_enter_new",
+    "profiler._record_function_exit",
+)(free)
