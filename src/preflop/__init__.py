@@ -11,8 +11,6 @@ step for real and holds the prediction against it.
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -60,17 +58,6 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"preflop.{place}"), attribute)
     globals()[name] = value
     return value
-
-
-class _Package(ModuleType):
-    """Keeps `preflop.record` the function: importing the room of that name would replace it."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

@@ -64,6 +64,8 @@ class Origins:
         self._stack: list[int] = []
         self._by_sequence: dict[int, tuple[int, int]] = {}
         self._last_sequence = -1
+        self.node = -1
+        """Sequence number of the backward node that ran the last backward call."""
         self._handles: list[Any] = []
         self._parameter_modules: dict[int, int] = {}
 
@@ -130,11 +132,26 @@ class Origins:
                 self._last_sequence = following
         return Origin(phase, module, source)
 
+    def in_engine(self) -> bool:
+        """Whether this call comes from the engine or a node of torch's own, not from Python code."""
+        frame: FrameType | None = sys._getframe(3)
+        while frame is not None:
+            code = frame.f_code
+            kind = self._kinds.get(code)
+            if kind is None:
+                kind = self._kinds[code] = _kind_of(code)
+            if kind != FrameKind.QUIET:
+                return kind == FrameKind.ENGINE
+            frame = frame.f_back
+        return False
+
     def _of_backward(self, source: int) -> Origin:
         node = _current_node()
         if node is None:
+            self.node = -1
             return Origin(Phase.BACKWARD, 0, source)
-        module, line = self._by_sequence.get(node._sequence_nr(), (0, 0))
+        self.node = node._sequence_nr()
+        module, line = self._by_sequence.get(self.node, (0, 0))
         if not module and hasattr(node, "variable"):
             module = self._parameter_modules.get(id(node.variable), 0)
         return Origin(Phase.BACKWARD, module, source or line)

@@ -7,6 +7,7 @@ weakly, restores what it touched and leaves no hook behind, also when the record
 from __future__ import annotations
 
 import gc
+import logging
 import random
 import sys
 from typing import Any
@@ -16,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from preflop.errors import BadSubject, PreflopError
-from preflop.record import assume
+from preflop.record import assume, engine
 from preflop.record.fake import (
     FLOAT_LIMIT_BYTES,
     FOREIGN_FLOAT_ELEMENTS,
@@ -37,6 +38,8 @@ from preflop.record.storages import StorageTable, dtype_name
 from preflop.tape.events import Call, Mark, Phase, Ref, Role, Signature, SubjectInfo, Tape
 
 aten = torch.ops.aten
+_FAKE_LOG = logging.getLogger("torch._subclasses.fake_tensor")
+_ADD, _ADD_IN_PLACE = aten.add.Tensor, aten.add_.Tensor
 _PRIM_DEVICE = torch.ops.prim.device.default
 # Results depend on values; never planned.
 _BY_VALUE = {
@@ -61,6 +64,11 @@ class Recorder(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Leave torch._dynamo alone: wrapping each call for it costs its import and 1 us a call."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self.kernels = FakeKernels()
@@ -69,6 +77,7 @@ class Recorder(TorchDispatchMode):
         self.recording = True
         self.step = 0
         self.microbatch = 0
+        engine.sole_references()
         self.signatures: list[Signature] = []
         self.calls: list[Call] = []
         self.marks: list[Mark] = []
@@ -77,6 +86,8 @@ class Recorder(TorchDispatchMode):
         self._composite: dict[Any, bool] = {}
         self._stale: set[int] = set()
         """Storage ids of real tensors whose values a fake call would have written."""
+        self._made_by: dict[int | None, int] = {}
+        """Storage id -> sequence number of the backward node that made it."""
         self._foreign: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._grads: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self.protect = False
@@ -90,6 +101,9 @@ class Recorder(TorchDispatchMode):
         gc.disable()
         self._rng_reader = torch.get_rng_state
         torch.get_rng_state = self._read_rng_state
+        # torch logs every refusal of a fake kernel as an error; ours are handled or reported.
+        self._log_level = _FAKE_LOG.level
+        _FAKE_LOG.setLevel(logging.CRITICAL)
         self.origins.__enter__()
         super().__enter__()
         return self
@@ -100,6 +114,7 @@ class Recorder(TorchDispatchMode):
         finally:
             self.origins.__exit__(*error)
             torch.get_rng_state = self._rng_reader
+            _FAKE_LOG.setLevel(self._log_level)
             self._restore()
             _set_random_states(self._random)
             if self._gc:
@@ -154,6 +169,8 @@ class Recorder(TorchDispatchMode):
         if func is _PRIM_DEVICE:
             return _device_of(args[0])
         kwargs = kwargs or {}
+        if func is _ADD and not torch.is_grad_enabled() and self._engine_adds(args):
+            func = _ADD_IN_PLACE
         if not isinstance(func, torch._ops.OpOverload):
             return self._higher_order(func, args, kwargs)
         if self._is_composite(func):
@@ -185,12 +202,25 @@ class Recorder(TorchDispatchMode):
             return self._run_real(func, args, kwargs, tensors)
         return self._run_fake(func, args, kwargs, tensors, plan)
 
+    def _engine_adds(self, args: tuple[Any, ...]) -> bool:
+        """Whether the engine sums two gradients here, and would do it in place (see `engine`).
+
+        The engine runs the sum while the node that made the second gradient is current. A sum inside
+        a node's own formula has a first operand that the same node made.
+        """
+        node = torch._C._current_autograd_node()
+        if node is None or len(args) != 2 or not self.origins.in_engine():
+            return False
+        maker = self._made_by.get(self.table.known(args[0]))
+        return maker != node._sequence_nr() and engine.adds_in_place(*args)
+
     def _is_composite(self, func: Any) -> bool:
         known = self._composite.get(func)
         if known is None:
-            known = self._composite[func] = torch._C._dispatch_has_kernel_for_dispatch_key(
+            has = torch._C._dispatch_has_kernel_for_dispatch_key
+            known = self._composite[func] = has(
                 func.name(), "CompositeImplicitAutograd"
-            )
+            ) and not has(func.name(), "CPU")
         return known
 
     def _all_real(self, tensors: list[torch.Tensor]) -> bool:
@@ -382,8 +412,11 @@ class Recorder(TorchDispatchMode):
         storages = [self._input_storage(tensor) for tensor in tensors]
         storages += [table.born(output, number) for output in outputs if output is not None]
         origin = self.origins.of_call()
-        if origin.phase is Phase.BACKWARD and self.signatures[signature].op == "aten.detach":
-            self._note_gradient(outputs)
+        if origin.phase is Phase.BACKWARD:
+            for made in storages[len(tensors) :]:
+                self._made_by.setdefault(made, self.origins.node)
+            if self.signatures[signature].op == "aten.detach":
+                self._note_gradient(outputs)
         self.calls.append(
             Call(
                 signature,
