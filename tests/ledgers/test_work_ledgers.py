@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.ops.signatures import meta, signature, tape_of
 
 from preflop.ledgers.copies import copies_ledger, copy_rows
 from preflop.ledgers.flops import flops_ledger, flops_totals
@@ -14,7 +15,6 @@ from preflop.ledgers.ledger import GROUPS
 from preflop.ledgers.operators import operator_rows, starred
 from preflop.ledgers.traffic import traffic_ledger
 from preflop.tape.events import Phase, Tape
-from tests.ops.signatures import meta, signature, tape_of
 
 MM = signature("aten.mm", meta(4, 8), meta(8, 16), out=meta(4, 16))
 ADD = signature("aten.add", meta(4, 16), meta(4, 16), out=meta(4, 16))
@@ -32,7 +32,11 @@ KNOWN = (MM, ADD, ATTENTION, MINE)
 def test_empty_tape():
     """A tape without calls costs nothing."""
     tape = Tape(None)
-    assert (flops_ledger(tape).total(), traffic_ledger(tape).total(), copies_ledger(tape).total()) == (0, 0, 0)
+    assert (flops_ledger(tape).total(), traffic_ledger(tape).total(), copies_ledger(tape).total()) == (
+        0,
+        0,
+        0,
+    )
     assert (flops_totals(tape).total, operator_rows(tape), copy_rows(tape)) == (0, [], ())
 
 
@@ -41,7 +45,12 @@ def test_totals_by_phase_and_kind():
     phases = (Phase.FORWARD, Phase.RECOMPUTE, Phase.BACKWARD, Phase.OPTIMIZER, Phase.FORWARD)
     totals = flops_totals(tape_of(MM, MM, MM, ADD, ATTENTION, phases=phases))
     dense, attended = 4 * 2 * 64 * 4, 4 * 2 * 36 * 4
-    assert (totals.forward, totals.recompute, totals.backward, totals.optimizer) == (1024 + dense, 1024, 1024, 64)
+    assert (totals.forward, totals.recompute, totals.backward, totals.optimizer) == (
+        1024 + dense,
+        1024,
+        1024,
+        64,
+    )
     assert totals.total == sum(totals.by_kind.values()) == 3 * 1024 + dense + 64
     assert (totals.model, totals.hardware) == (2 * 1024 + dense, 3 * 1024 + dense)
     assert totals.attended == 2 * 1024 + attended
@@ -72,7 +81,11 @@ def test_last_step_is_the_one_that_counts():
 def test_groups_and_rows_sum_to_totals(calls):
     """Every grouping sums to the total; operator rows sum to FLOPs and bytes of the step."""
     tape = tape_of(*(sig for sig, _ in calls), phases=tuple(phase for _, phase in calls))
-    flops, bytes_moved, totals = flops_ledger(tape, elementwise=True), traffic_ledger(tape), flops_totals(tape)
+    flops, bytes_moved, totals = (
+        flops_ledger(tape, elementwise=True),
+        traffic_ledger(tape),
+        flops_totals(tape),
+    )
     for ledger in (flops, flops_ledger(tape), bytes_moved, copies_ledger(tape)):
         assert all(sum(ledger.by(group).values()) == ledger.total() for group in GROUPS)
     rows = operator_rows(tape)
@@ -104,7 +117,11 @@ def test_starred_keeps_names_with_digits():
 @pytest.mark.parametrize(
     ("sig", "kind", "count"),
     [
-        (signature("aten.clone", meta(3, 4, stride=(1, 3)), out=meta(3, 4), memory_format="x"), "contiguous", 48),
+        (
+            signature("aten.clone", meta(3, 4, stride=(1, 3)), out=meta(3, 4), memory_format="x"),
+            "contiguous",
+            48,
+        ),
         (signature("aten.clone", meta(3, 4, stride=(0, 1)), out=meta(3, 4), memory_format="x"), "expand", 48),
         (signature("aten._to_copy", meta(3, 4), out=meta(3, 4, dtype="bfloat16")), "cast", 24),
         (signature("aten.cat", [meta(3, 4), meta(3, 4)], out=meta(6, 4)), "concatenate", 96),

@@ -117,6 +117,7 @@ _BACKWARD_CAUSAL = {
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": 7,
     "aten._scaled_dot_product_efficient_attention_backward": 11,
     "aten._scaled_dot_product_cudnn_attention_backward": 14,
+    "aten._cudnn_attention_backward": 14,
     "aten._scaled_dot_product_fused_attention_overrideable_backward": 13,
 }
 

@@ -78,6 +78,21 @@ def add_multiply(sig: Signature) -> Work:
     return _maybe_sparse(need(sig, 1, "mat1"), need(sig, 2, "mat2"))
 
 
+@flops("aten._foreach_mm")
+def foreach_multiply(sig: Signature) -> Work:
+    """FLOPs of a list of products, 2mkn each."""
+    pairs = zip(tensors(sig, 0, "self"), tensors(sig, 1, "mat2"), strict=True)
+    return Work(sum(product_work(a, b).flops for a, b in pairs), Kind.MATMUL)
+
+
+@flops("aten.matmul_backward")
+def multiply_backward(sig: Signature) -> Work:
+    """FLOPs of the gradients of a @ b that the mask asks for: each costs what the product did."""
+    a, b = need(sig, 1, "self"), need(sig, 2, "other")
+    mask = argument(sig, 3, "mask", (True, True))
+    return Work(product_work(a, b).flops * (bool(mask[0]) + bool(mask[1])), Kind.MATMUL)
+
+
 @flops("aten._sparse_mm")
 def sparse_multiply(sig: Signature) -> Work:
     """FLOPs of a sparse (m, k) @ dense (k, n): 2 · stored elements · n."""

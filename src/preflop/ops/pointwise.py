@@ -187,10 +187,8 @@ def sort(sig: Signature) -> Work:
     """Comparisons of a merge sort, n·ceil(log2 n) per row along the sorted axis (last by default)."""
     x = need(sig, 0, "self")
     axis = argument(sig, 1, "dim", -1) if sig.op in ("aten.sort", "aten.argsort") else None
-    if axis is None or isinstance(axis, bool) or not x.shape:
-        rows = x.elements
-    else:
-        rows = x.shape[axis]
+    whole = axis is None or isinstance(axis, bool) or not x.shape
+    rows = x.elements if whole else x.shape[int(axis or 0)]
     return other(x.elements * ceil(log2(rows)) if rows > 1 else 0)
 
 
