@@ -131,6 +131,19 @@ def test_sparse_int8_complex_and_vectors():
     assert {run: flops_ledger(record(run)).total() for run in runs} == runs
 
 
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_product_with_gradient(layout):
+    """Each stored element meets one row: 2·8·4 forward and 2·8·4 for the dense factor's gradient."""
+    sparse, dense = torch.eye(8).to_sparse(layout=layout), torch.randn(8, 4, requires_grad=True)
+
+    def run():
+        torch.sparse.mm(sparse, dense).sum().backward()
+
+    tape = record(run)
+    assert flops_ledger(tape).total() == 2 * 2 * 8 * 4
+    assert flops_totals(tape).estimates == {}
+
+
 OPTIMIZERS = {
     "adamw loop": lambda p: torch.optim.AdamW(p, foreach=False),
     "adamw foreach": lambda p: torch.optim.AdamW(p, foreach=True),

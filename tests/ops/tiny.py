@@ -12,11 +12,10 @@ from preflop.tape.events import Call, Phase, Ref, Role, Signature, Storage, Tape
 
 
 def meta(t: torch.Tensor) -> TensorMeta:
-    """How `t` lies in its storage; a layout without strides is shown as contiguous."""
-    strided = t.layout == torch.strided
-    stride = tuple(t.stride()) if strided else tuple(torch.empty(t.shape, device="meta").stride())
-    offset = t.storage_offset() if strided else 0
-    return TensorMeta(tuple(t.shape), stride, offset, str(t.dtype)[6:])
+    """How `t` lies in its storage; a sparse one has no strides, and in place of an offset what it stores."""
+    if t.layout != torch.strided:
+        return TensorMeta(tuple(t.shape), (), int(t._nnz()), str(t.dtype)[6:])
+    return TensorMeta(tuple(t.shape), tuple(t.stride()), t.storage_offset(), str(t.dtype)[6:])
 
 
 class TinyRecorder(TorchDispatchMode):
