@@ -92,7 +92,9 @@ class Builder:
         self.tick += 1
         self.tape.marks.append(Mark(self.tick, name, self.step, self.microbatch))
 
-    def parameter(self, name: str, shape: tuple[int, ...], dtype: str = "float32", kind: str = "Linear") -> int:
+    def parameter(
+        self, name: str, shape: tuple[int, ...], dtype: str = "float32", kind: str = "Linear"
+    ) -> int:
         storage = self.tensor(shape, Role.PARAMETER, dtype, name)
         self.tape.parameters.append(ParameterInfo(name, shape, dtype, True, storage, kind))
         return storage

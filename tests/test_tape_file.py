@@ -11,6 +11,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tapes import linear_step
 
 from preflop.errors import BadFile, BadTape
 from preflop.files import write_atomically
@@ -29,7 +30,6 @@ from preflop.tape.events import (
 )
 from preflop.tape.file import load, save
 from preflop.units import DTYPE_BYTES
-from tests.tapes import linear_step
 
 dtypes = st.sampled_from(sorted(DTYPE_BYTES))
 small = st.integers(0, 2**40)
@@ -188,7 +188,7 @@ def test_a_tape_with_impossible_content_is_refused(tmp_path, table, column, valu
 
 def test_missing_file(tmp_path):
     """A file that is not there: BadTape with its name."""
-    with pytest.raises(BadTape, match="nowhere.tape"):
+    with pytest.raises(BadTape, match=r"nowhere\.tape"):
         load(tmp_path / "nowhere.tape")
 
 

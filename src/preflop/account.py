@@ -23,6 +23,8 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
+    """The memory table: what the step keeps, each column at the moment when it is complete."""
+
     parameters: Column
     gradients: Column
     optimizer_states: Column
@@ -58,6 +60,8 @@ class TimelinePoint:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
+    """Bytes alive through the step, and whether they fit."""
+
     peak_bytes: int
     """Peak of the steady-state step (optimizer states exist)."""
     first_step_peak_bytes: int
@@ -90,6 +94,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Flops:
+    """FLOPs of the step, by phase and by kind, with the rule of thumb beside them."""
+
     forward: int
     backward: int
     recompute: int
@@ -114,6 +120,8 @@ class Flops:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
+    """Bytes that the step moves, as ideal kernels without fusion would."""
+
     read_bytes: int
     write_bytes: int
     arithmetic_intensity: float | None
@@ -150,6 +158,8 @@ class OperatorRow:
 
 @dataclass(frozen=True, slots=True)
 class Time:
+    """Seconds of the step on the device: bounds and expectation. All None without a device."""
+
     lower_s: float | None
     expected_s: float | None
     upper_s: float | None
@@ -166,6 +176,8 @@ class Time:
 
 @dataclass(frozen=True, slots=True)
 class CopyRow:
+    """One copy that nobody asked for by name: where, why, how many bytes, and what to write instead."""
+
     kind: str
     source: str | None
     module: str

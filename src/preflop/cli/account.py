@@ -23,7 +23,9 @@ def command(
     batch_from: words.BatchFrom = None,
     loss: words.Loss = None,
     top: Annotated[str, typer.Option(help="Operators to list.")] = "10",
-    html: Annotated[str | None, typer.Option(help="Write a page with tables and pictures.", metavar="FILE")] = None,
+    html: Annotated[
+        str | None, typer.Option(help="Write a page with tables and pictures.", metavar="FILE")
+    ] = None,
     tape: Annotated[str | None, typer.Option(help="Save the recorded step.", metavar="FILE.tape")] = None,
     as_json: words.AsJson = False,
 ) -> None:

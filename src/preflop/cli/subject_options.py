@@ -18,7 +18,7 @@ MODEL_HELP = (
     "Hugging Face config.json, or a FILE.tape."
 )
 
-Model = Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False)]
+Model = Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False, metavar="MODEL")]
 Batch = Annotated[str | None, typer.Option(help="Samples that one forward sees.")]
 Seq = Annotated[str | None, typer.Option(help="Positions of a sequence.")]
 PrecisionName = Annotated[
@@ -32,7 +32,8 @@ DeviceName = Annotated[str | None, typer.Option(help="A device of `preflop hardw
 Gpus = Annotated[str | None, typer.Option(help="Number of GPUs (this version: 1).")]
 Shard = Annotated[str | None, typer.Option(help="How to shard (this version: none).")]
 BatchFrom = Annotated[
-    str | None, typer.Option(help="FILE:function that makes the batch, for a factory.", metavar="FILE:FUNCTION")
+    str | None,
+    typer.Option(help="FILE:function that makes the batch, for a factory.", metavar="FILE:FUNCTION"),
 ]
 Loss = Annotated[
     str | None, typer.Option(help="FILE:function from the output to the loss.", metavar="FILE:FUNCTION")

@@ -165,7 +165,7 @@ class _Replay:
         return self.tape.calls[min(index, len(self.tape.calls) - 1)]
 
     def at(self, tick: int, workspace: int = 0) -> AtPeak:
-        return AtPeak(*(int(value) for value in self.alive[:, tick]), workspace)
+        return _at_peak([*self.alive[:, tick].tolist(), workspace])
 
     def fullest(self, role: Role) -> int:
         """The tick at which most bytes of one role are alive."""
@@ -215,11 +215,16 @@ class Timeline(Sequence[TimelinePoint]):
     def __getitem__(self, index: int | slice) -> TimelinePoint | tuple[TimelinePoint, ...]:
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(len(self))))
-        alive = AtPeak(*(int(value) for value in self.alive[:, index]))
+        alive = _at_peak(self.alive[:, index].tolist())
         return TimelinePoint(int(self.ticks[index]), self.phases[index], alive)
 
     def __iter__(self) -> Iterator[TimelinePoint]:
         return (self[index] for index in range(len(self)))
+
+
+def _at_peak(values: Sequence[int]) -> AtPeak:
+    """Bytes in the order of `CATEGORIES`, by name."""
+    return AtPeak(**dict(zip(CATEGORIES, values, strict=True)))
 
 
 def _last_tick(tape: Tape, call_ticks: np.ndarray) -> int:

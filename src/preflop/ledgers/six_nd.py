@@ -26,7 +26,9 @@ _SAME_VALUE = frozenset(
         "expand", "copy_", "detach", "alias", "cat", "stack", "mul", "div", "mul_", "div_",
     )
 )  # fmt: skip
-_SUMMED = frozenset({"aten.add", "aten.add_", "aten.sum", "aten.sum_to_size"})
+_ADDED = frozenset({"aten.add", "aten.add_"})
+# A weight that is broadcast over the batch: its gradient is a batched product, summed.
+_SUMMED = frozenset({"aten.sum"})
 
 
 def six_nd(tape: Tape) -> int | None:
@@ -70,8 +72,10 @@ def differences(tape: Tape, model_flops: int) -> tuple[Difference, ...]:
         return ()
     tally = _tally(tape)
     found = [
-        Difference(tally.attention, "attention: scores and weighted sums multiply no parameter"),
-        Difference(tally.activations, "matmuls between activations (no parameter among the operands)"),
+        Difference(tally.attention, "fused attention: its scores and weighted sums multiply no parameter"),
+        Difference(
+            tally.activations, "matmuls between activations (attention's scores): no parameter in them"
+        ),
         *_not_multiplied(tape, tally, tokens),
         *_positions(tape, tally, tokens),
         *_missing_gradients(tape, tally),
@@ -172,13 +176,19 @@ def _gradient_storages(tape: Tape, calls: list[Call], weights: dict[int, int]) -
         if call.phase is not Phase.BACKWARD:
             continue
         signature = tape.signatures[call.signature]
-        if signature.op not in _SAME_VALUE and signature.op not in _SUMMED:
-            continue
         inputs = call.storages[: len(signature.inputs)]
+        summed = signature.op in _SUMMED and all(_is_product(tape, storage) for storage in inputs)
+        if not (signature.op in _SAME_VALUE or signature.op in _ADDED or summed):
+            continue
         targets = (*call.storages[len(signature.inputs) :], *(inputs[i] for i in signature.writes))
         if any(storage in gradients for storage in targets):
             gradients.update(storage for storage in inputs if storage not in weights)
     return gradients
+
+
+def _is_product(tape: Tape, storage: int) -> bool:
+    maker = tape.storages[storage].call
+    return maker >= 0 and tape.signatures[tape.calls[maker].signature].op in ("aten.bmm", "aten.mm")
 
 
 def _not_multiplied(tape: Tape, tally: _Tally, tokens: int) -> Iterable[Difference]:
@@ -190,7 +200,7 @@ def _not_multiplied(tape: Tape, tally: _Tally, tokens: int) -> Iterable[Differen
     small = [p for p in rest if len(p.shape) <= 1]
     for group, why in (
         (looked_up, "embeddings that are looked up and not multiplied"),
-        (small, "norm scales and biases, which are added or scaled and not multiplied in a matmul"),
+        (small, "norm scales and biases, which no matmul multiplies"),
         (unused, "parameters that no matmul of this step uses (positions, inactive experts, unused)"),
     ):
         count = _elements(group)

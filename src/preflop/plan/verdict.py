@@ -99,11 +99,13 @@ def _bandwidth_bound(
             f"{said}, {optimizer / time.lower_s:.0%} of it in the optimizer. Change first: a larger batch "
             "or more microbatches per optimizer step."
         )
-    if subject is not None and subject.precision in ("fp32", "tf32") and "bfloat16" in device.peak_flops_per_s:
+    wide = subject is not None and subject.precision in ("fp32", "tf32")
+    if wide and "bfloat16" in device.peak_flops_per_s:
         return f"{said}. Change first: --precision bf16-mixed, which halves what activations move."
     roomy = (memory.spare_bytes or 0) > _ROOMY * (device.memory_bytes or 0) > 0
     batch = " A larger batch has room, and lifts the matmuls." if roomy else ""
-    return f"{said}. Change first: fuse element-wise work and normalisation (torch.compile, fused kernels).{batch}"
+    fuse = "fuse element-wise work and normalisation (torch.compile, fused kernels)"
+    return f"{said}. Change first: {fuse}.{batch}"
 
 
 def _share(operators: tuple[OperatorRow, ...], bound: str) -> float:

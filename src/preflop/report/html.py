@@ -27,7 +27,7 @@ def account_html(account: Account, *, top: int = OPERATORS_SHOWN) -> str:
     source = (resources.files("preflop.report") / "account.html.jinja").read_text("utf-8")
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(source)
     subject = account.tape.subject
-    return template.render(
+    page: str = template.render(
         headline=tables.headline(account),
         verdict=account.verdict,
         time=tables.time_sentence(account),
@@ -43,9 +43,10 @@ def account_html(account: Account, *, top: int = OPERATORS_SHOWN) -> str:
         why=tables.six_nd_table(account),
         traffic=tables.traffic_sentence(account),
         roofline_svg=roofline_svg(account),
-        operators=tables.operators_table(account.operators, top),
+        operators=tables.operators_table(account.operators, top, shapes=True),
         unknown=tables.unknown_sentence(account),
         assumptions=account.assumptions,
         version=__version__,
         torch_version=subject.torch_version if subject else "",
     )
+    return page

@@ -49,8 +49,12 @@ PHASE_SHADES = {
 }
 SUFFIXES = (".svg", ".png", ".html")
 # What a figure 1,000 pixels wide can show: more points would lie on one another.
-_MOST_POINTS = 1600
-_MOST_LABELS = 7
+_MOST_POINTS = 1000
+_MOST_LABELS = 10
+# Operators below this share of the least time are dots too small to see; they only stretch the axes.
+_LEAST_SHARE = 0.0005
+# FLOPs per byte below which an operator copies rather than computes.
+_LEAST_INTENSITY = 0.01
 
 
 def picture(account: Account, suffix: str) -> bytes:
@@ -88,7 +92,7 @@ def check_suffix(path: str) -> str:
 def timeline_svg(account: Account) -> str:
     """The memory timeline as SVG markup for a page."""
     figure = _figure(10.5, 4.4)
-    draw_timeline(figure.subplots(), account)
+    draw_timeline(figure.subplots(), account, titled=False)
     return _markup(figure)
 
 
@@ -104,12 +108,12 @@ def roofline_svg(account: Account) -> str:
 # --- the memory timeline
 
 
-def draw_timeline(axes: Axes, account: Account) -> None:
+def draw_timeline(axes: Axes, account: Account, *, titled: bool = True) -> None:
     """Bytes alive through the steady step, stacked by category, phases shaded, the peak marked."""
     import numpy as np
 
     timeline = account.memory.timeline
-    if not isinstance(timeline, Timeline) or not len(timeline):
+    if not isinstance(timeline, Timeline) or not account.memory.peak_bytes:
         axes.text(0.5, 0.5, "nothing was alive", ha="center", va="center", transform=axes.transAxes)
         return
     chosen = thinned(timeline.alive.sum(axis=0), _MOST_POINTS)
@@ -127,7 +131,8 @@ def draw_timeline(axes: Axes, account: Account) -> None:
     axes.set_xlim(0, len(timeline) - 1 or 1)
     axes.set_xlabel("events of the steady step (allocations and frees, in order)")
     axes.set_ylabel("GiB alive")
-    axes.set_title(peak_sentence(account), loc="left", fontsize=9.5)
+    if titled:
+        axes.set_title(peak_sentence(account), loc="left", fontsize=9.5)
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     _tidy(axes)
@@ -215,38 +220,49 @@ def _capacity_line(axes: Axes, capacity_gib: float) -> None:
 def draw_roofline(axes: Axes, account: Account) -> None:
     """FLOP/s against FLOPs per byte: the device's roofs and the step's operators, as large as their
     share of the step's least time."""
+    from matplotlib.collections import PathCollection
+
     device = account.device
     if device is None or device.bandwidth_bytes_per_s is None:
         axes.text(0.5, 0.5, "no device, no roofline", ha="center", va="center", transform=axes.transAxes)
         return
-    rows = [row for row in account.operators if row.flops and row.time_s]
     whole_s = sum(row.time_s or 0.0 for row in account.operators)
+    rows = [row for row in account.operators if _drawn(row, whole_s)]
     axes.set_xscale("log")
     axes.set_yscale("log")
     limits = _intensity_limits(rows, device.bandwidth_bytes_per_s, account.time.peak_flops_per_s)
     _draw_roofs(axes, account, limits)
-    for kind in KIND_COLOURS:
+    for kind, colour in KIND_COLOURS.items():
         points = [row for row in rows if row.kind == kind]
         if points:
             axes.scatter(
-                [row.arithmetic_intensity for row in points],
+                [row.arithmetic_intensity or 0.0 for row in points],
                 [row.flops / (row.time_s or 1.0) for row in points],
                 s=[18 + 900 * (row.time_s or 0.0) / whole_s for row in points],
-                color=KIND_COLOURS[kind], alpha=0.65, edgecolor="white", linewidth=0.6,
+                color=colour, alpha=0.65, edgecolor="white", linewidth=0.6,
                 label="element-wise, other" if kind == "other" else kind, zorder=3,
             )  # fmt: skip
-    _label_operators(axes, rows, whole_s)
-    silent_s = sum(row.time_s or 0.0 for row in account.operators if not row.flops)
+    _number_operators(axes, rows, whole_s)
+    silent_s = sum(row.time_s or 0.0 for row in account.operators if not _computes(row))
     axes.set_title(_roofline_title(account, silent_s, whole_s), loc="left", fontsize=9.5)
     axes.set_xlim(*limits)
+    axes.set_ylim(top=axes.get_ylim()[1] * 2)
     axes.set_xlabel("arithmetic intensity, FLOPs per byte moved")
     axes.set_ylabel("attainable FLOP/s")
     axes.yaxis.set_major_formatter(lambda value, _: si_text(value))
-    legend = axes.legend(loc="lower right", frameon=False)
+    legend = axes.legend(loc="lower right", frameon=False, fontsize=9)
     for handle in legend.legend_handles:
-        if hasattr(handle, "set_sizes"):
+        if isinstance(handle, PathCollection):
             handle.set_sizes([50])
     _tidy(axes)
+
+
+def _computes(row: OperatorRow) -> bool:
+    return (row.arithmetic_intensity or 0.0) >= _LEAST_INTENSITY
+
+
+def _drawn(row: OperatorRow, whole_s: float) -> bool:
+    return _computes(row) and (row.time_s or 0.0) > _LEAST_SHARE * whole_s
 
 
 def _intensity_limits(
@@ -254,7 +270,7 @@ def _intensity_limits(
 ) -> tuple[float, float]:
     found = [row.arithmetic_intensity or 1.0 for row in rows] or [1.0]
     ridge = (peak or bandwidth) / bandwidth
-    return min(*found, 0.1, ridge) / 2, max(*found, ridge) * 6
+    return min(*found, 0.1, ridge) / 2, max(*found, ridge) * 3
 
 
 def _draw_roofs(axes: Axes, account: Account, limits: tuple[float, float]) -> None:
@@ -271,43 +287,53 @@ def _draw_roofs(axes: Axes, account: Account, limits: tuple[float, float]) -> No
     highest = max(known.values())
     slope = [limits[0], highest / bandwidth]
     axes.plot(slope, [value * bandwidth for value in slope], color="black", linewidth=1.6, zorder=2)
-    axes.text(slope[0] * 1.3, slope[0] * 1.3 * bandwidth * 1.6, f"{si_text(bandwidth, 'B/s')}", fontsize=8.5,
-              rotation=28, rotation_mode="anchor")  # fmt: skip
+    middle = (slope[0] * slope[1]) ** 0.5
+    axes.annotate(si_text(bandwidth, "B/s"), (middle, middle * bandwidth), xytext=(-8, 8),
+                  textcoords="offset points", ha="right", fontsize=8.5)  # fmt: skip
     for dtype, peak in known.items():
         ridge = peak / bandwidth
         top = peak == highest
         axes.plot([ridge, limits[1]], [peak, peak], color="black", linewidth=1.6 if top else 1.0,
                   linestyle="-" if top else ":", zorder=2)  # fmt: skip
-        axes.text(limits[1] / 1.1, peak * 1.08, f"{dtype}: {si_text(peak, 'FLOP/s')}, ridge at {ridge:.0f}",
+        axes.text(limits[1] / 1.1, peak * 1.3, f"{dtype}: {si_text(peak, 'FLOP/s')}, ridge at {ridge:.0f}",
                   ha="right", fontsize=8.5)  # fmt: skip
 
 
-def _label_operators(axes: Axes, rows: Sequence[OperatorRow], whole_s: float) -> None:
-    """Names on the operators that take most time, one per place on the roof."""
-    placed: list[tuple[float, float]] = []
+def _number_operators(axes: Axes, rows: Sequence[OperatorRow], whole_s: float) -> None:
+    """Numbers on the operators that take most time, and beside the axes what they are."""
+    lines = []
+    longest = sorted(rows, key=lambda row: -(row.time_s or 0.0))[:_MOST_LABELS]
+    for number, row in enumerate(longest, 1):
+        place = (row.arithmetic_intensity or 1.0, row.flops / (row.time_s or 1.0))
+        # Operators of the same size lie on one another: their numbers hang below, one under the other.
+        down = sum(1 for other in longest[: number - 1] if _near(other, row))
+        axes.annotate(
+            str(number), place, xytext=(0, -16 - 11 * down), textcoords="offset points", ha="center",
+            fontsize=8.5, weight="bold", color=KIND_COLOURS[row.kind], zorder=4,
+        )  # fmt: skip
+        module = ".".join(row.module.split(".")[-2:])
+        share = (row.time_s or 0.0) / whole_s
+        lines.append(f"{number}  {short_op(row.op)} ({row.phase}), {share:.1%}\n    {module}")
+    if lines:
+        axes.text(1.02, 0.98, "share of the least time\n\n" + "\n".join(lines), transform=axes.transAxes,
+                  va="top", fontsize=8, color="#333333", linespacing=1.25)  # fmt: skip
+
+
+def _near(one: OperatorRow, other: OperatorRow) -> bool:
+    """Whether two operators lie on one another in a picture of some six decades."""
     import math
 
-    for row in sorted(rows, key=lambda row: -(row.time_s or 0.0)):
-        if len(placed) >= _MOST_LABELS or (row.time_s or 0.0) < 0.01 * whole_s:
-            break
-        x, y = math.log10(row.arithmetic_intensity or 1.0), math.log10(row.flops / (row.time_s or 1.0))
-        if any(abs(x - a) < 0.35 and abs(y - b) < 0.35 for a, b in placed):
-            continue
-        placed.append((x, y))
-        name = f"{short_op(row.op)} ({row.phase})"
-        module = row.module.rpartition(".")[2] if row.module else ""
-        axes.annotate(
-            f"{name} {module}\n{(row.time_s or 0.0) / whole_s:.0%} of the time",
-            (row.arithmetic_intensity or 1.0, row.flops / (row.time_s or 1.0)),
-            xytext=(10, -20), textcoords="offset points", fontsize=7.5, color="#333333", zorder=4,
-        )  # fmt: skip
+    a = (one.arithmetic_intensity or 1.0, one.flops / (one.time_s or 1.0))
+    b = (other.arithmetic_intensity or 1.0, other.flops / (other.time_s or 1.0))
+    return all(abs(math.log10(u / v)) < 0.12 for u, v in zip(a, b, strict=True))
 
 
 def _roofline_title(account: Account, silent_s: float, whole_s: float) -> str:
     device = account.device
     text = f"Roofline of {device.name if device else ''}: size is the share of the step's least time"
     if whole_s and silent_s / whole_s > 0.005:
-        text += f"; {silent_s / whole_s:.0%} of it does no arithmetic (copies, casts) and is not drawn"
+        share = f"{silent_s / whole_s:.0%}"
+        text += f"; {share} of it does next to no arithmetic (copies, casts) and is not drawn"
     return text
 
 

@@ -52,14 +52,16 @@ def show_roofline(account: Account, *, top: int = 20) -> None:
     """Print the roofs and the operators under them, longest first."""
     from preflop.report import terminal
 
-    console = terminal.make_console()
-    console.print(terminal.text(tables.headline(account), "bold"))
-    console.print("")
-    console.print(terminal.table(roofs_table(account)))
-    console.print(terminal.table(tables.operators_table(account.operators, top)))
+    parts = [
+        terminal.text(tables.headline(account), "bold"),
+        terminal.table(roofs_table(account)),
+        terminal.table(tables.operators_table(account.operators, top)),
+        "",
+    ]
     if (time := tables.time_sentence(account)) is not None:
-        console.print(terminal.text(time))
-    console.print(terminal.text(account.verdict, "bold"))
+        parts.append(terminal.text(time))
+    parts.append(terminal.text(account.verdict, "bold"))
+    terminal.print_parts(terminal.make_console(), parts)
 
 
 def roofline_json(account: Account) -> dict[str, Any]:

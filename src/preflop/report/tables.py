@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from preflop.units import bytes_text, si_text, time_text
+from preflop.units import bytes_text, time_text
 
 if TYPE_CHECKING:
     from preflop.account import Account, AtPeak, Column, Columns, Flops, OperatorRow
@@ -61,13 +61,9 @@ def _column_rows(label: str, column: Column) -> list[tuple[str, ...]]:
     if not column.dtypes:
         return [(label, "-", "0", "0", "0 B")]
     return [
-        (label if first else "", dtype, f"{elements:,}", f"{size:,}", bytes_text(size))
-        for first, (dtype, (size, elements)) in _marking_first(column.dtypes.items())
+        ("" if index else label, dtype, f"{elements:,}", f"{size:,}", bytes_text(size))
+        for index, (dtype, (size, elements)) in enumerate(column.dtypes.items())
     ]
-
-
-def _marking_first(items):  # type: ignore[no-untyped-def]
-    return ((index == 0, item) for index, item in enumerate(items))
 
 
 def peak_table(at_peak: AtPeak, peak_bytes: int) -> Table:
@@ -94,9 +90,9 @@ def flops_table(flops: Flops) -> Table:
         "FLOPs",
         (Heading("", False), Heading("FLOPs"), Heading(""), Heading("share")),
         tuple(
-            (name, f"{count:,}", si_text(count), percent(count, flops.total)) for name, count in phases
+            (name, f"{count:,}", flops_text(count), percent(count, flops.total)) for name, count in phases
         ),
-        ("step", f"{flops.total:,}", si_text(flops.total), "100 %" if flops.total else "-"),
+        ("step", f"{flops.total:,}", flops_text(flops.total), "100 %" if flops.total else "-"),
     )
 
 
@@ -106,12 +102,12 @@ def kinds_table(flops: Flops) -> Table:
         "By kind",
         (Heading("", False), Heading("FLOPs"), Heading(""), Heading("share")),
         tuple(
-            ("element-wise, other" if kind == "other" else kind, f"{count:,}", si_text(count),
+            ("element-wise, other" if kind == "other" else kind, f"{count:,}", flops_text(count),
              percent(count, flops.total))
             for kind, count in sorted(flops.by_kind.items(), key=lambda item: -item[1])
             if count
         ),
-        ("step", f"{flops.total:,}", si_text(flops.total), "100 %" if flops.total else "-"),
+        ("step", f"{flops.total:,}", flops_text(flops.total), "100 %" if flops.total else "-"),
     )  # fmt: skip
 
 
@@ -120,20 +116,24 @@ def six_nd_table(account: Account) -> Table | None:
     flops = account.flops
     if flops.six_nd is None:
         return None
-    rows = [("6 x parameters x tokens", f"{flops.six_nd:,}", si_text(flops.six_nd))]
+    rows = [("6 x parameters x tokens", f"{flops.six_nd:,}", flops_text(flops.six_nd))]
     for item in flops.differences:
         sign = "+" if item.flops > 0 else "-"
-        rows.append((item.why, f"{item.flops:+,}", f"{sign}{si_text(abs(item.flops))}"))
+        rows.append((item.why, f"{item.flops:+,}", f"{sign}{flops_text(abs(item.flops))}"))
     return Table(
         "Why it is not 6ND",
         (Heading("", False), Heading("FLOPs"), Heading("")),
         tuple(rows),
-        ("model FLOPs of the step", f"{flops.model:,}", si_text(flops.model)),
+        ("model FLOPs of the step", f"{flops.model:,}", flops_text(flops.model)),
     )
 
 
-def operators_table(rows: Sequence[OperatorRow], top: int) -> Table:
-    """The operators that take most time (or FLOPs), largest first."""
+def operators_table(rows: Sequence[OperatorRow], top: int, *, shapes: bool = False) -> Table:
+    """The operators that take most time (or FLOPs), largest first.
+
+    Args:
+        shapes: also say the shapes of what each takes and gives.
+    """
     timed = any(row.time_s is not None for row in rows)
     headings = [
         Heading("operator", False), Heading("calls"), Heading("FLOPs"), Heading("read"),
@@ -144,22 +144,35 @@ def operators_table(rows: Sequence[OperatorRow], top: int) -> Table:
     return Table(
         f"Top {min(top, len(rows))} of {len(rows)} operators",
         tuple(headings),
-        tuple(_operator_cells(row, timed) for row in rows[:top]),
+        tuple(_operator_cells(row, timed, shapes) for row in rows[:top]),
     )
 
 
-def _operator_cells(row: OperatorRow, timed: bool) -> tuple[str, ...]:
+def _operator_cells(row: OperatorRow, timed: bool, shapes: bool) -> tuple[str, ...]:
+    name = f"{short_op(row.op)} ({row.phase})\n{place(row)}"
     cells = (
-        f"{short_op(row.op)} ({row.phase})\n{place(row)}",
+        f"{name}\n{row.shapes} {row.dtype}" if shapes else name,
         f"{row.calls:,}",
-        si_text(row.flops) if row.flops else "0",
-        bytes_text(row.read_bytes),
-        bytes_text(row.write_bytes),
+        flops_text(row.flops) if row.flops else "0",
+        short_bytes(row.read_bytes),
+        short_bytes(row.write_bytes),
         intensity_text(row.arithmetic_intensity),
     )
     if not timed:
         return cells
     return (*cells, row.bound or "-", "-" if row.time_s is None else time_text(row.time_s))
+
+
+def flops_text(count: float, unit: str = "") -> str:
+    """FLOPs, or a rate of them, to three digits.
+
+    >>> flops_text(7e12), flops_text(989.4e12, "FLOP/s"), flops_text(12), flops_text(0)
+    ('7.00 T', '989 TFLOP/s', '12', '0')
+    """
+    for factor, prefix in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(count) >= 0.9995 * factor:
+            return f"{count / factor:#.3g}".rstrip(".") + f" {prefix}{unit}"
+    return f"{count:.3g} {unit}".rstrip()
 
 
 def short_op(op: str) -> str:
@@ -172,8 +185,23 @@ def short_op(op: str) -> str:
 
 
 def place(row: OperatorRow) -> str:
-    """Where the operator stands: module and line."""
-    return "  ".join(part for part in (row.module, row.source) if part) or "-"
+    """Where the operator stands: module and line, the file without its folders."""
+    line = (row.source or "").rpartition("/")[2]
+    return "  ".join(part for part in (row.module, line) if part) or "-"
+
+
+def short_bytes(count: int) -> str:
+    """Bytes to three digits, for narrow columns.
+
+    >>> short_bytes(171 * 2**20), short_bytes(1_640_000_000), short_bytes(12)
+    ('171 MiB', '1.53 GiB', '12 B')
+    """
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 999.5 or unit == "TiB":
+            return f"{size:.3g} {unit}" if unit == "B" else f"{size:#.3g}".rstrip(".") + f" {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")
 
 
 def intensity_text(intensity: float | None) -> str:
@@ -249,14 +277,15 @@ def fits_sentence(account: Account) -> str | None:
 def six_nd_sentence(account: Account) -> str:
     """Model FLOPs beside 6ND."""
     flops = account.flops
-    text = f"Model FLOPs (forward + backward of matmul, attention, convolution): {si_text(flops.model)}."
+    counted = flops_text(flops.model, "FLOP")
+    text = f"Model FLOPs (forward + backward of matmul, attention, convolution): {counted}."
     if flops.six_nd:
         ratio = flops.model / flops.six_nd
-        text += f" 6ND gives {si_text(flops.six_nd)}: counted is {ratio:.3g} times that."
+        text += f" 6ND gives {flops_text(flops.six_nd, 'FLOP')}: counted is {ratio:.3g} times that."
     if flops.attended != flops.model:
-        text += f" Counting only attended pairs: {si_text(flops.attended)}."
+        text += f" Counting only attended pairs: {flops_text(flops.attended, 'FLOP')}."
     if flops.hardware != flops.model:
-        text += f" With recomputation, as the hardware does: {si_text(flops.hardware)}."
+        text += f" With recomputation, as the hardware does: {flops_text(flops.hardware, 'FLOP')}."
     return text
 
 
@@ -283,7 +312,7 @@ def time_sentence(account: Account) -> str | None:
         text += f", {time.tokens_per_s:,.0f} tokens/s"
     if time.mfu is not None and time.peak_flops_per_s is not None:
         most = "" if time.mfu_basis == "expected_s" else "at most "
-        peak = f"{si_text(time.peak_flops_per_s, 'FLOP/s')} {time.peak_dtype}"
+        peak = flops_text(time.peak_flops_per_s, "FLOP/s") + f" {time.peak_dtype}"
         text += f", MFU {most}{time.mfu:.1%} of {peak}".replace("%", " %", 1)
     return text + "."
 

@@ -11,6 +11,7 @@ from preflop.report import tables
 from preflop.report.tables import Table
 
 if TYPE_CHECKING:
+    from rich.box import Box
     from rich.console import Console, RenderableType
 
     from preflop.account import Account
@@ -25,9 +26,20 @@ def show(account: Account, *, top: int = 10, file: TextIO | None = None) -> None
     Args:
         top: how many operators to list.
     """
-    console = make_console(file)
-    for part in _parts(account, top):
-        console.print(part)
+    print_parts(make_console(file), _parts(account, top))
+
+
+def print_parts(console: Console, parts: Iterable[RenderableType]) -> None:
+    """Print each part; into a pipe without the blanks that fill up lines."""
+    if console.is_terminal:
+        for part in parts:
+            console.print(part)
+        return
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part)
+    lines = captured.get().splitlines()
+    console.file.write("\n".join(line.rstrip() for line in lines) + "\n")
 
 
 def make_console(file: TextIO | None = None) -> Console:
@@ -41,14 +53,13 @@ def make_console(file: TextIO | None = None) -> Console:
 
 def _parts(account: Account, top: int) -> Iterable[RenderableType]:
     yield text(tables.headline(account), "bold")
-    yield ""
     yield heading("Memory")
     yield text(tables.peak_sentence(account))
     yield table(tables.columns_table(account.memory.columns))
     yield table(tables.peak_table(account.memory.at_peak, account.memory.peak_bytes))
     if (fits := tables.fits_sentence(account)) is not None:
-        yield text(fits, "bold green" if account.memory.fits else "bold red")
         yield ""
+        yield text(fits, "bold green" if account.memory.fits else "bold red")
     yield heading("Compute")
     yield text(tables.six_nd_sentence(account))
     yield table(tables.flops_table(account.flops))
@@ -61,7 +72,6 @@ def _parts(account: Account, top: int) -> Iterable[RenderableType]:
     if (time := tables.time_sentence(account)) is not None:
         yield text(time)
     yield text(account.verdict, "bold")
-    yield ""
     yield from _fine_print(account)
 
 
@@ -79,7 +89,7 @@ def heading(words: str) -> RenderableType:
     """A section's name."""
     from rich.text import Text
 
-    return Text(words.upper(), "bold cyan")
+    return _after_blank_line(Text(words.upper(), "bold cyan"))
 
 
 def text(words: str, style: str = "") -> RenderableType:
@@ -106,7 +116,7 @@ def table(content: Table) -> RenderableType:
 
     grid = Grid(
         title=content.title, title_justify="left", title_style="italic", box=_ruled(), show_edge=False,
-        pad_edge=False, padding=(0, 1), show_footer=False, header_style="dim",
+        pad_edge=False, padding=(0, 0, 0, 1), header_style="dim",
     )  # fmt: skip
     for index, column in enumerate(content.headings):
         grid.add_column(
@@ -121,16 +131,18 @@ def table(content: Table) -> RenderableType:
         grid.add_row(*map(Text, row), end_section=last and content.total is not None)
     if content.total is not None:
         grid.add_row(*map(Text, content.total), style="bold")
-    return _with_blank_line(grid)
+    return _after_blank_line(grid)
 
 
-def _ruled():  # type: ignore[no-untyped-def]
-    from rich import box
+def _ruled() -> Box:
+    """A rule under the headings and above the total, nothing else."""
+    from rich.box import Box
 
-    return box.SIMPLE_HEAD
+    rule, none = " \u2500\u2500 \n", "    \n"
+    return Box(none + none + rule + none + rule + rule + none + none)
 
 
-def _with_blank_line(renderable: RenderableType) -> RenderableType:
+def _after_blank_line(renderable: RenderableType) -> RenderableType:
     from rich.console import Group
 
-    return Group(renderable, "")
+    return Group("", renderable)

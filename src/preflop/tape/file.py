@@ -95,7 +95,7 @@ def _document(path: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise BadTape(f"{path} is compressed, but not a tape: {error}.\n{again}") from error
     schema = document.get("schema") if isinstance(document, dict) else None
-    if not isinstance(schema, str) or not schema.startswith(_FAMILY):
+    if not isinstance(document, dict) or not str(schema).startswith(_FAMILY):
         raise BadTape(f"{path} is not a tape: its schema is {schema!r}, not {SCHEMA!r}.\n{again}")
     if schema != SCHEMA:
         raise BadTape(
@@ -326,8 +326,8 @@ def _check(tape: Tape) -> None:
     for call in tape.calls:
         for name, count in counts.items():
             _within(name, getattr(call, name), count)
-        for storage in call.storages:
-            _within("storage", storage, len(tape.storages))
+        for index in call.storages:
+            _within("storage", index, len(tape.storages))
     if any(a.tick > b.tick for a, b in zip(tape.calls, tape.calls[1:], strict=False)):
         raise ValueError("calls are not in the order of their ticks")
     for storage in tape.storages:

@@ -27,6 +27,8 @@ class Achieved:
 
     ratio: float
     basis: str
+    caution: str = ""
+    """What the figure was not measured for, where it stands in."""
 
 
 @lru_cache(maxsize=1)
@@ -55,7 +57,8 @@ def achieved_matmul(device: Device, dtype: str) -> Achieved | None:
     for candidate in (name, "bfloat16", *own):
         if candidate in own:
             basis = _basis(f"{device.name} {candidate} matmul", own[candidate])
-            return Achieved(own[candidate]["ratio"], basis)
+            caution = f"nobody measured {name} matmuls on it: {candidate}'s share stands in"
+            return Achieved(own[candidate]["ratio"], basis, "" if candidate == name else caution)
     return _vendor_median(device, "matmul", name) or _vendor_median(device, "matmul", "bfloat16")
 
 
@@ -69,7 +72,7 @@ def achieved_bandwidth(device: Device) -> Achieved | None:
 
 def _basis(what: str, figure: dict[str, Any]) -> str:
     source = _table()["sources"][figure["source"]]
-    return f"{what} measured at {figure['rate']} = {figure['ratio']:.1%} ({source})"
+    return f"{what} measured at {figure['rate']} = {figure['ratio']:.1%} of the sheet ({source})"
 
 
 def _vendor_median(device: Device, kind: str, dtype: str | None) -> Achieved | None:

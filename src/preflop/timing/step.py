@@ -148,8 +148,8 @@ def _assumptions(
         yield f"nobody measured what {device.vendor}'s kernels reach: no expected time, MFU from lower_s"
     if expected is not None:
         figures = [rate for rate in (*rates.matmul.values(), rates.bandwidth) if rate is not None]
-        for basis in dict.fromkeys(figure.basis for figure in figures):
-            yield f"expected time: {basis}"
+        for words in dict.fromkeys([f.basis for f in figures] + [f.caution for f in figures if f.caution]):
+            yield f"expected time: {words}"
         yield (
             f"expected time: the host launches a kernel every {launch_s() * 1e6:.0f} us and no kernel "
             f"is shorter than {smallest_kernel_s() * 1e6:.1f} us"

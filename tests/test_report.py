@@ -1,0 +1,136 @@
+"""What people see: the terminal's text, the page, the pictures. All from the same rows."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from tests.tapes import Builder, linear_step
+
+from preflop.accounting import account_tape, find_device
+from preflop.errors import BadFile, PreflopError
+from preflop.report import roofline, tables
+from preflop.report.html import account_html
+from preflop.report.plots import check_suffix, picture, thinned
+from preflop.report.terminal import show
+from preflop.tape.events import Phase, Role, Tape
+
+PRICED = account_tape(linear_step(device="h100-sxm5-80gb"), find_device("h100-sxm"))
+BARE = account_tape(linear_step())
+
+
+def text_of(account, width, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    stream = io.StringIO()
+    show(account, file=stream)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+@pytest.mark.parametrize("account", [PRICED, BARE], ids=["device", "cpu"])
+def test_terminal_stays_within_its_width_and_has_no_escapes_in_a_pipe(account, width, monkeypatch):
+    """No line is wider than the terminal, none ends in blanks, no colour code reaches a pipe."""
+    text = text_of(account, width, monkeypatch)
+    assert "\x1b" not in text
+    for line in text.splitlines():
+        assert len(line) <= width and line == line.rstrip()
+
+
+def test_the_order_of_the_answer(monkeypatch):
+    """Memory table, alive at the peak, fits, FLOPs with 6ND, operators, verdict, assumptions."""
+    text = text_of(PRICED, 100, monkeypatch)
+    order = ["MEMORY", "What the step keeps", "Alive at the peak", "Fits:", "COMPUTE", "6ND",
+             "Why it is not 6ND", "OPERATORS", "Top ", "VERDICT", "Change first", "ASSUMED"]  # fmt: skip
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+
+
+def test_bytes_are_shown_in_full(monkeypatch):
+    """The rows at the peak are exact bytes that sum to the printed peak."""
+    text = text_of(BARE, 100, monkeypatch)
+    block = text[text.index("Alive at the peak") :].split("COMPUTE")[0]
+    numbers = [int(m.replace(",", "")) for m in re.findall(r" ([\d,]{5,}) ", block)]
+    assert sum(numbers[:-1]) == numbers[-1] == BARE.memory.peak_bytes
+
+
+def test_unknown_operators_are_in_every_output(monkeypatch):
+    """What could not be priced is named in the terminal and on the page."""
+    b = Builder(phase=Phase.FORWARD)
+    b.call("mylib.scan", [b.tensor((4, 4), Role.INPUT)], [(4, 4)])
+    account = account_tape(b.tape)
+    assert "mylib.scan (1)" in text_of(account, 100, monkeypatch)
+    assert "mylib.scan (1)" in account_html(account)
+
+
+def test_empty_account_prints(monkeypatch):
+    """A tape with nothing on it still gives a text, a page and a picture."""
+    account = account_tape(Tape(subject=None))
+    assert "Peak 0 B" in text_of(account, 100, monkeypatch)
+    assert "<html" in account_html(account)
+    assert picture(account, ".png").startswith(b"\x89PNG")
+
+
+def test_page_needs_nothing_else():
+    """The page fetches nothing: no script, no link, no image from elsewhere; both pictures are inside."""
+    page = account_html(PRICED)
+    assert page.count("<svg") == 2
+    assert not re.search(r"<(script|link|img|iframe)\b", page)
+    assert not re.search(r"""(src|href)=["']https?:""", page.replace("xlink:href", ""))
+
+
+def test_page_escapes_names():
+    """A module named like markup is shown, not run."""
+    b = Builder(phase=Phase.FORWARD)
+    b.call("aten.relu", [b.tensor((4,), Role.INPUT)], [(4,)], module="<script>alert(1)</script>")
+    assert "<script>" not in account_html(account_tape(b.tape))
+
+
+@pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG"), (".svg", b"<?xml")])
+def test_pictures_are_of_the_kind_asked_for(suffix, begins):
+    """A .png is a PNG and a .svg an SVG, with and without a device."""
+    assert picture(PRICED, suffix).startswith(begins)
+    assert picture(BARE, suffix).startswith(begins)
+
+
+def test_same_account_same_picture():
+    """Drawing twice gives the same bytes."""
+    assert picture(PRICED, ".svg") == picture(PRICED, ".svg")
+
+
+def test_unknown_kind_of_picture_is_refused():
+    """A name without a suffix that can be drawn: an error that lists those that can."""
+    with pytest.raises(BadFile, match=r"\.svg, \.png, \.html"):
+        check_suffix("roofline.pdf")
+    with pytest.raises(BadFile, match="no suffix"):
+        check_suffix("roofline")
+
+
+def test_thinning_keeps_the_peak():
+    """Of 100,000 points the outline that is drawn still has the highest."""
+    import numpy as np
+
+    totals = np.random.default_rng(0).integers(0, 1000, 100_000)
+    totals[77_777] = 5000
+    kept = thinned(totals, 1000)
+    assert 77_777 in kept and len(kept) <= 1002 and kept[0] == 0 and kept[-1] == 99_999
+
+
+def test_a_cpu_has_no_roofline():
+    """A roofline without a device is an error that says what to name."""
+    with pytest.raises(PreflopError, match="--device h100-sxm"):
+        roofline.need_device(BARE)
+
+
+def test_roofline_json_has_ridge_points():
+    """989.4e12 / 3.352e12 = 295.2 FLOPs per byte for an H100 in bf16."""
+    told = roofline.roofline_json(PRICED)
+    assert round(told["ridge_points"]["bfloat16"], 1) == 295.2
+    assert told["operators"][0]["bound"] == "compute"
+
+
+def test_does_not_fit_is_said_with_the_bytes():
+    """The sentence has what is needed, what there is, and the difference."""
+    account = account_tape(linear_step(tokens=90_000_000, device="l4"), find_device("l4"))
+    sentence = tables.fits_sentence(account)
+    assert sentence.startswith("Does not fit: ") and sentence.endswith("too much.")
