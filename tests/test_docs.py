@@ -22,7 +22,9 @@ from preflop.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-FENCE = re.compile(r"(?P<above>(?:<!--[^\n]*-->\n)?)```(?P<kind>\w+)\n(?P<body>.*?)^```", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(
+    r"(?P<above>(?:<!--[^\n]*-->\n)?)```(?P<kind>\w+)\n(?P<body>.*?)^```", re.DOTALL | re.MULTILINE
+)
 STATUS = re.compile(r"\s*# exit status (\d+)$")
 
 
@@ -39,7 +41,9 @@ class Example:
 def blocks(text: str, kind: str) -> list[str]:
     """Bodies of the fenced blocks of a kind that are to be run."""
     return [
-        found["body"] for found in FENCE.finditer(text) if found["kind"] == kind and "not run:" not in found["above"]
+        found["body"]
+        for found in FENCE.finditer(text)
+        if found["kind"] == kind and "not run:" not in found["above"]
     ]
 
 
@@ -96,7 +100,7 @@ def test_documented_python(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "__docs__"}
     for body in blocks(page.read_text("utf-8"), "python"):
-        exec(compile(body, page.name, "exec"), names)  # noqa: S102
+        exec(compile(body, page.name, "exec"), names)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -110,7 +114,11 @@ def test_every_command_is_documented(command: str) -> None:
 def test_links_to_files_lead_somewhere(page: Path) -> None:
     """A relative link names a file of the repository."""
     targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text("utf-8"))
-    missing = [t for t in targets if "://" not in t and not t.startswith("mailto:") and not (page.parent / t).exists()]
+    missing = [
+        t
+        for t in targets
+        if "://" not in t and not t.startswith("mailto:") and not (page.parent / t).exists()
+    ]
     assert missing == []
 
 

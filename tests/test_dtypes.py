@@ -29,7 +29,9 @@ FLOATS = {
 }
 
 
-@pytest.mark.parametrize("name", [n for n, f in FORMATS.items() if f.torch_name and n not in ("int8", "fp4-e2m1fn")])
+@pytest.mark.parametrize(
+    "name", [n for n, f in FORMATS.items() if f.torch_name and n not in ("int8", "fp4-e2m1fn")]
+)
 def test_figures_are_torchs(name: str) -> None:
     """Bits, largest, smallest normal and epsilon == torch.finfo's."""
     number_format = FORMATS[name]
@@ -41,7 +43,10 @@ def test_figures_are_torchs(name: str) -> None:
     # torch 2.13 says 0.125 for E5M2FNUZ, which has 2 mantissa bits: 1.125 becomes 1 in it.
     epsilon = 0.25 if name == "fp8-e5m2fnuz" else info.eps
     assert ours == (info.bits, info.max, info.smallest_normal, epsilon)
-    assert torch.tensor(1 + number_format.epsilon, dtype=torch.float64).to(dtype).double() == 1 + number_format.epsilon
+    assert (
+        torch.tensor(1 + number_format.epsilon, dtype=torch.float64).to(dtype).double()
+        == 1 + number_format.epsilon
+    )
 
 
 def test_specification_facts() -> None:
@@ -50,7 +55,9 @@ def test_specification_facts() -> None:
     assert FORMATS["fp8-e5m2"].largest == 57344
     assert FORMATS["bf16"].exponent_bits == FORMATS["fp32"].exponent_bits == 8
     assert FORMATS["bf16"].smallest_normal == FORMATS["fp32"].smallest_normal
-    sizes = [FORMATS[name].bytes for name in ("fp64", "fp32", "tf32", "bf16", "fp8-e5m2", "fp4-e2m1fn", "int8")]
+    sizes = [
+        FORMATS[name].bytes for name in ("fp64", "fp32", "tf32", "bf16", "fp8-e5m2", "fp4-e2m1fn", "int8")
+    ]
     assert sizes == [8, 4, 4, 2, 1, 0.5, 1]
 
 

@@ -55,12 +55,27 @@ MAY_IMPORT: dict[str, set[str]] = {
     "subject": FACTS | {"models", "huggingface"},
     "record": FACTS | {"subject", "tape", "models"},
     "measure": COUNTS | FACTS | {"subject", "record", "tape", "models", "accounting", "hardware", "timing"},
-    "trainer": COUNTS | FACTS | {"subject", "record", "models", "measure", "accounting", "hardware", "timing"},
+    "trainer": COUNTS
+    | FACTS
+    | {"subject", "record", "models", "measure", "accounting", "hardware", "timing"},
     "integrations": COUNTS | FACTS | {"subject", "record", "models", "measure", "trainer"},
-    "api": COUNTS | FACTS | {"subject", "record", "models", "measure", "accounting", "hardware", "timing", "plan"},
+    "api": COUNTS
+    | FACTS
+    | {"subject", "record", "models", "measure", "accounting", "hardware", "timing", "plan"},
     "cli": COUNTS
     | FACTS
-    | {"api", "subject", "models", "huggingface", "measure", "accounting", "hardware", "timing", "plan", "report"}
+    | {
+        "api",
+        "subject",
+        "models",
+        "huggingface",
+        "measure",
+        "accounting",
+        "hardware",
+        "timing",
+        "plan",
+        "report",
+    }
     | {"formulas", "trainer", "transforms", "record"},
 }
 
@@ -170,7 +185,11 @@ def heavy_at_top(texts: dict[str, str]) -> list[str]:
 def cycles(texts: dict[str, str]) -> list[str]:
     """Modules that import each other, directly or around, when they are imported."""
     after = {
-        module: {i.imported for i in imports(module, text) if i.at_top and i.imported in texts and i.imported != module}
+        module: {
+            i.imported
+            for i in imports(module, text)
+            if i.at_top and i.imported in texts and i.imported != module
+        }
         for module, text in texts.items()
     }
     while True:

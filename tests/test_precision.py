@@ -34,7 +34,8 @@ def test_master_copy_counts_as_state() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("fp32", "float32"), ("tf32", "tf32"), ("fp16-mixed", "float16"), ("bf16-master", "bfloat16")]
+    ("name", "dtype"),
+    [("fp32", "float32"), ("tf32", "tf32"), ("fp16-mixed", "float16"), ("bf16-master", "bfloat16")],
 )
 def test_compute_dtype(name: str, dtype: str) -> None:
     """Matmuls run in autocast's dtype where there is one, in TF32 where asked, else in the weights'."""

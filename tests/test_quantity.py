@@ -32,8 +32,35 @@ def test_counts(text: str, count: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "nan", "NaN", "inf", "-inf", "Infinity", "0", "-0", "-1", "-70B", "B", "T", "seven", "1.5", "1e-3"]
-    + ["7BB", "7 B x", "0x10", "1e30", "1e999999", "1e999999999999999999", "1e-999999999999999999", "sNaN", "1,000"],
+    [
+        "",
+        " ",
+        "nan",
+        "NaN",
+        "inf",
+        "-inf",
+        "Infinity",
+        "0",
+        "-0",
+        "-1",
+        "-70B",
+        "B",
+        "T",
+        "seven",
+        "1.5",
+        "1e-3",
+    ]
+    + [
+        "7BB",
+        "7 B x",
+        "0x10",
+        "1e30",
+        "1e999999",
+        "1e999999999999999999",
+        "1e-999999999999999999",
+        "sNaN",
+        "1,000",
+    ],
 )
 def test_what_is_not_a_count_is_refused(text: str) -> None:
     """Not a number, not finite, not whole, below 1 or absurdly large: BadNumber, naming option and text."""

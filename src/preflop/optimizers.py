@@ -44,7 +44,13 @@ class OptimizerSpec:
 
 
 def _spec(
-    name: str, cls: str, states: str = "", *, factored: bool = False, matrices_only: bool = False, **kwargs: object
+    name: str,
+    cls: str,
+    states: str = "",
+    *,
+    factored: bool = False,
+    matrices_only: bool = False,
+    **kwargs: object,
 ) -> OptimizerSpec:
     return OptimizerSpec(
         name, f"torch.optim.{cls}", tuple(states.split()), MappingProxyType(kwargs), factored, matrices_only

@@ -98,7 +98,7 @@ def require_positive(**values: float) -> None:
         BadNumber: for the first value that is not positive and finite.
     """
     for name, value in values.items():
-        if isinstance(value, bool) or not value > 0 or (isinstance(value, float) and math.isinf(value)):
+        if not 0 < value < math.inf:
             raise BadNumber(f"{name} is {value}.\n  Needed: a finite number above 0.")
 
 

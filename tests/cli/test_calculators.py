@@ -44,7 +44,8 @@ def test_time_with_suffixes_is_the_same(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(
-    ("precision", "dtype"), [("bf16-mixed", "bfloat16"), ("tf32", "tf32"), ("fp32", "float32"), ("fp8", "float8")]
+    ("precision", "dtype"),
+    [("bf16-mixed", "bfloat16"), ("tf32", "tf32"), ("fp32", "float32"), ("fp8", "float8")],
 )
 def test_time_uses_the_peak_of_the_precision(
     capsys: pytest.CaptureFixture[str], precision: str, dtype: str
@@ -100,6 +101,8 @@ def test_fit_says_what_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:
         ("--device h100-sxm --gpus 0", "--gpus is '0'"),
         ("--device h100-sxm --optimizer adamv", "no optimizer named"),
         ("--device h100-sxm --precision bf17", "no precision named"),
+        ("--device h100-sxm --seq 1024", "--seq 1024 needs a model"),
+        ("--device h100-sxm --recompute block", "--recompute block needs a model"),
         ("", "--device"),
     ],
 )
@@ -111,7 +114,9 @@ def test_fit_refuses(capsys: pytest.CaptureFixture[str], words: str, expected: s
 def test_dtypes_lists_every_format(capsys: pytest.CaptureFixture[str]) -> None:
     """The formats of training, each with bytes, bits, range and epsilon."""
     formats = {f["name"]: f for f in answer(capsys, "dtypes")["formats"]}
-    assert {"fp64", "fp32", "tf32", "bf16", "fp16", "fp8-e4m3fn", "fp8-e5m2", "fp4-e2m1fn", "int8"} <= set(formats)
+    assert {"fp64", "fp32", "tf32", "bf16", "fp16", "fp8-e4m3fn", "fp8-e5m2", "fp4-e2m1fn", "int8"} <= set(
+        formats
+    )
     assert formats["fp16"]["smallest_subnormal"] == 2**-24
 
 
@@ -148,3 +153,25 @@ def test_dtypes_takes_a_negative_value_after_two_dashes(capsys: pytest.CaptureFi
     assert run(["dtypes", "--json", "--", "-1e5"]) == 0
     found = {r["format"]: r["value"] for r in json.loads(capsys.readouterr().out)["roundings"]}
     assert found["fp16"] == "-inf"
+
+
+@pytest.mark.long
+def test_fit_finds_the_largest_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    """gpt2-nano on an L4: a batch fits and the next one does not, both by `preflop.account`."""
+    import preflop
+
+    found = answer(capsys, "fit gpt2-nano --seq 64 --device l4")
+    batch = found["batch"]
+    assert found["one_more"]["batch"] == batch + 1
+    sizes = {"batch_size": batch, "sequence_length": 64}
+    assert preflop.account("gpt2-nano", sizes, device="l4").memory.fits
+    sizes["batch_size"] += 1
+    assert not preflop.account("gpt2-nano", sizes, device="l4").memory.fits
+
+
+def test_fit_answers_no_with_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    """Llama 2 7B in fp32 with AdamW is 108 GB before its first activation: no batch fits 80 GB."""
+    assert run("fit llama-2-7b --seq 16 --device h100-sxm --json".split()) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["batch"] == 0
+    assert found["one_more"]["spare_bytes"] < 0

@@ -14,7 +14,12 @@ from preflop.formulas.model_memory import largest_parameters, model_state_bytes
 from preflop.formulas.roofline import attainable_flops_per_s, lower_bound_s, ridge_point
 from preflop.formulas.training_time import training_days
 from preflop.formulas.utilization import model_flops_utilization
-from preflop.formulas.work import causal_flops_per_token, eight_nd, kaplan_forward_flops_per_token, palm_flops_per_token
+from preflop.formulas.work import (
+    causal_flops_per_token,
+    eight_nd,
+    kaplan_forward_flops_per_token,
+    palm_flops_per_token,
+)
 from preflop.formulas.zero import zero_0_bytes, zero_1_bytes, zero_2_bytes, zero_3_bytes
 
 size = st.integers(1, 64)

@@ -106,7 +106,9 @@ def test_causal_attention_without_embedding_within_1_percent(row: Row) -> None:
 @pytest.mark.parametrize("row", of_convention("narayanan"), ids=label)
 def test_bigscience_tflops_within_2_percent(row: Row) -> None:
     """BigScience's TFLOP/s are the SC21 formula's: recomputation counted."""
-    batch, seq, layers, hidden, vocab, gpus = whole(row, "global_batch", "seq", "layers", "hidden", "vocab", "gpus")
+    batch, seq, layers, hidden, vocab, gpus = whole(
+        row, "global_batch", "seq", "layers", "hidden", "vocab", "gpus"
+    )
     flops = narayanan_iteration_flops(batch, seq, layers, hidden, vocab)
     tflops = flops / (gpus * float(row["step_time_s"])) / 1e12
     assert tflops == pytest.approx(float(row["tflops_gpu"]), rel=0.02)
@@ -136,7 +138,9 @@ def test_full_recompute_is_four_thirds_of_model_flops_but_for_the_head() -> None
 @pytest.mark.parametrize("row", rows("chinchilla_tables.csv", section="Table A4"), ids=label)
 def test_chinchilla_table_a4_to_two_decimals(row: Row) -> None:
     """Layers' FLOPs over 6 x parameters give the printed ratio; the formula as printed does not."""
-    layers, seq, d, heads, kv, f, vocab = whole(row, "layers", "seq", "hidden", "heads", "kv_size", "ffn", "vocab")
+    layers, seq, d, heads, kv, f, vocab = whole(
+        row, "layers", "seq", "hidden", "heads", "kv_size", "ffn", "vocab"
+    )
     core = chinchilla_core_flops_per_token(layers, seq, d, heads, kv, f)
     six_t = six_nd(chinchilla_parameters(layers, d, heads, kv, f, vocab), 1)
     assert round(core / six_t, 2) == float(row["ratio_printed_ours_over_6ND"])
@@ -153,13 +157,19 @@ def test_chinchilla_table_a9_parameters_within_1_percent(row: Row) -> None:
 
 @pytest.mark.parametrize(
     ("model", "parameters", "tokens", "petaflop_days"),
-    [("BERT-Base", 109e6, 250e9, 1.89), ("RoBERTa-Base", 125e6, 2000e9, 17.4), ("GPT-3 Medium", 356e6, 300e9, 7.42)],
+    [
+        ("BERT-Base", 109e6, 250e9, 1.89),
+        ("RoBERTa-Base", 125e6, 2000e9, 17.4),
+        ("GPT-3 Medium", 356e6, 300e9, 7.42),
+    ],
 )
 def test_gpt3_table_d1_within_1_percent(
     model: str, parameters: float, tokens: float, petaflop_days: float
 ) -> None:
     """GPT-3's table D.1 is 6ND in PF-days of 1e15 x 86400 FLOPs."""
-    assert six_nd(round(parameters), round(tokens)) / (1e15 * 86_400) == pytest.approx(petaflop_days, rel=0.01)
+    assert six_nd(round(parameters), round(tokens)) / (1e15 * 86_400) == pytest.approx(
+        petaflop_days, rel=0.01
+    )
 
 
 def test_llama3_405b_training_flops_within_1_percent() -> None:
@@ -188,5 +198,7 @@ def test_llm_foundry_hfu_is_four_thirds_of_mfu_when_checkpointing() -> None:
     row = rows("published_utilization.csv", id="T00007")[0]
     per_token = full(row, round(float(row["params_b"]) * 1e9))
     peak_flops_per_s = float(row["peak_tflops_used"]) * 1e12
-    hfu = hardware_flops_utilization(per_token, per_token / 3, float(row["tokens_per_s_gpu"]), peak_flops_per_s)
+    hfu = hardware_flops_utilization(
+        per_token, per_token / 3, float(row["tokens_per_s_gpu"]), peak_flops_per_s
+    )
     assert 100 * hfu == pytest.approx(float(row["hfu_pct"]), abs=0.05)

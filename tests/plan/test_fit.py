@@ -14,7 +14,8 @@ from preflop.precision import find_precision
 
 
 @pytest.mark.parametrize(
-    ("precision", "billions"), [("fp32", 40.0), ("bf16-mixed", 40.0), ("bf16-fp32-states", 53.3), ("bf16", 80.0)]
+    ("precision", "billions"),
+    [("fp32", 40.0), ("bf16-mixed", 40.0), ("bf16-fp32-states", 53.3), ("bf16", 80.0)],
 )
 def test_adamw_on_eight_h100(precision: str, billions: float) -> None:
     """8 x 80e9 bytes with AdamW: 40e9 parameters at 16 bytes, 53.3e9 at 12, 80e9 at 8."""

@@ -14,7 +14,9 @@ from preflop.errors import BadNumber
 def _per_tensor_rank(count: int, t: int) -> int:
     """`count / t`; the equations split evenly or not at all."""
     if t < 1 or count % t:
-        raise BadNumber(f"tensor-parallel size is {t}.\n  Needed: a divisor of what it splits ({count} bytes).")
+        raise BadNumber(
+            f"tensor-parallel size is {t}.\n  Needed: a divisor of what it splits ({count} bytes)."
+        )
     return count // t
 
 

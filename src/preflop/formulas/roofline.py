@@ -25,8 +25,8 @@ def attainable_flops_per_s(
 ) -> float:
     """The rate a device can reach: min(peak, bandwidth · intensity), in FLOP/s.
 
-    >>> attainable_flops_per_s(989.5e12, 3.35e12, 1) / 1e12, attainable_flops_per_s(989.5e12, 3.35e12, 400) / 1e12
-    (3.35, 989.5)
+    >>> [attainable_flops_per_s(989.5e12, 3.35e12, intensity) / 1e12 for intensity in (1, 400)]
+    [3.35, 989.5]
 
     Source: Williams, Waterman, Patterson 2009 (CACM 52(4)).
 

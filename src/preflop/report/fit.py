@@ -70,7 +70,8 @@ def largest_batch_text(found: LargestBatch, model: str, device: str) -> str:
     return "\n".join(
         (
             f"batch {fits.batch} is the largest of {model} that fits on {device}",
-            f"  batch {fits.batch}: peak {bytes_text(fits.peak_bytes)}, {bytes_text(fits.spare_bytes)} to spare",
+            f"  batch {fits.batch}: peak {bytes_text(fits.peak_bytes)},"
+            f" {bytes_text(fits.spare_bytes)} to spare",
             f"  batch {more.batch}: {short}",
         )
     )
