@@ -259,7 +259,7 @@ def test_m19_attention_that_falls_to_math():
     q = torch.randn(1, 4, 64, 48, requires_grad=True)
     v = torch.randn(1, 4, 64, 32, requires_grad=True)
     tape = preflop.record(lambda: F.scaled_dot_product_attention(q, q, v))
-    softmax = [call for call in tape.calls if tape.signatures[call.signature].op == "aten._softmax"]
+    softmax = [call for call in tape.calls if "softmax" in tape.signatures[call.signature].op]
     kept = tape.storages[softmax[0].storages[-1]]
     assert kept.bytes == 65_536
     assert left_alive(tape) >= 65_536

@@ -41,6 +41,7 @@ aten = torch.ops.aten
 _FAKE_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _ADD, _ADD_IN_PLACE = aten.add.Tensor, aten.add_.Tensor
 _PRIM_DEVICE = torch.ops.prim.device.default
+_LIFT_FRESH = aten.lift_fresh.default
 # Results depend on values; never planned.
 _BY_VALUE = {
     aten._local_scalar_dense.default,
@@ -175,6 +176,9 @@ class Recorder(TorchDispatchMode):
             return self._higher_order(func, args, kwargs)
         if func.namespace == "profiler":
             return func(*args, **kwargs)
+        if func is _LIFT_FRESH and self.recording and args[0].layout is torch.strided:
+            # torch.tensor(...): memory that no call made, and that is new.
+            self.table.born(args[0], len(self.calls))
         if self._is_composite(func):
             with self:
                 result = func.decompose(*args, **kwargs)
