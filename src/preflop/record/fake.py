@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from preflop.errors import BadSubject
+from preflop.ops.workspace_onednn import lstm_reserve_bytes
 from preflop.record.storages import dtype_name
 from preflop.tape.events import TensorMeta
 
@@ -66,7 +67,17 @@ class Same:
     index: int
 
 
-Output = Fresh | View | Same | None
+@dataclass(frozen=True, slots=True)
+class Reshaped:
+    """An output that is input `index` itself, seen anew (`transpose_`): only its metadata change."""
+
+    index: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+Output = Fresh | View | Same | Reshaped | None
 
 
 @dataclass(slots=True)
@@ -89,6 +100,8 @@ class FakeKernels:
 
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        # Modules that deep copy a layer copy its fake parameters; the copies stay in this mode.
+        self.mode.__deepcopy__ = lambda memo: self.mode  # type: ignore[attr-defined]
         with torch.no_grad():
             template = FakeTensor(self.mode, torch.empty(0, device="meta"), CPU)
         self._template = dict(template.__dict__)
@@ -125,6 +138,8 @@ class FakeKernels:
             return None
         if type(output) is Same:
             return tensors[output.index]
+        if type(output) is Reshaped:
+            return tensors[output.index].as_strided_(output.shape, output.stride, output.offset)
         return self._view(output, tensors[output.index])
 
     def _odd(self, output: Fresh) -> torch.Tensor:
@@ -164,7 +179,23 @@ class FakeKernels:
             result = func(*fake_args, **fake_kwargs)
         flat, pack = flatten_result(result)
         outputs = tuple(plan_output(item, inputs) for item in flat)
+        if torch.Tag.inplace_view in func.tags:
+            outputs = (_reshaped(result, inputs),)
+        elif func is aten.mkldnn_rnn_layer.default:
+            outputs = (*outputs[:3], _lstm_reserve(args))
         return make_plan(func, outputs, pack, args, kwargs, tensors), result
+
+
+def _reshaped(result: torch.Tensor, inputs: list[torch.Tensor]) -> Reshaped:
+    index = next(index for index, tensor in enumerate(inputs) if tensor is result)
+    return Reshaped(index, tuple(result.shape), result.stride(), int(result.storage_offset()))
+
+
+def _lstm_reserve(args: Any) -> Fresh:
+    """What oneDNN's LSTM keeps for backward, whose size torch's fake kernel does not know."""
+    length, batch, size = args[0].shape
+    count = lstm_reserve_bytes(length, batch, size, args[2].shape[1])
+    return Fresh((count,), (1,), torch.uint8, count)
 
 
 def strided(tensor: torch.Tensor) -> bool:
@@ -291,7 +322,9 @@ def written_inputs(
 def meta_of(tensor: torch.Tensor) -> TensorMeta:
     """How the tensor lies in memory, as the tape has it."""
     if not strided(tensor):
-        return TensorMeta(tuple(tensor.shape), (), 0, dtype_name(tensor.dtype))
+        # No strides mark it as sparse; the offset then holds the number of its non-zeros.
+        stored = int(tensor._nnz()) if tensor.is_sparse else 0
+        return TensorMeta(tuple(tensor.shape), (), stored, dtype_name(tensor.dtype))
     return TensorMeta(
         tuple(tensor.shape),
         tuple(tensor.stride()),
