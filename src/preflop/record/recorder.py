@@ -180,8 +180,7 @@ class Recorder(TorchDispatchMode):
             # torch.tensor(...): memory that no call made, and that is new.
             self.table.born(args[0], len(self.calls))
         if self._is_composite(func):
-            with self:
-                result = func.decompose(*args, **kwargs)
+            result = self._decompose(func, args, kwargs)
             if result is not NotImplemented:
                 return result
         tensors: list[torch.Tensor] = []
@@ -207,6 +206,14 @@ class Recorder(TorchDispatchMode):
         if real and self._worth_real(func, plan, tensors):
             return self._run_real(func, args, kwargs, tensors)
         return self._run_fake(func, args, kwargs, tensors, plan)
+
+    def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a composite operator that arrived whole (inference mode), recording its parts."""
+        super().__enter__()  # the mode alone; the recording is under way
+        try:
+            return func.decompose(*args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)
 
     def _engine_adds(self, args: tuple[Any, ...]) -> bool:
         """Whether the engine sums two gradients here, and would do it in place (see `engine`).
