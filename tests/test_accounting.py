@@ -67,7 +67,16 @@ def test_fits_counts_what_the_allocator_reserves():
     memory = account_tape(linear_step(device="h100-sxm5-80gb"), H100).memory
     assert memory.reserved_bytes >= memory.peak_bytes
     assert memory.fits is True
-    assert memory.spare_bytes == H100.memory_bytes - memory.reserved_bytes
+    assert memory.spare_bytes == H100.memory_bytes - memory.reserved_bytes - memory.context_bytes
+
+
+def test_an_unmeasured_context_is_not_taken_for_nothing():
+    """Nobody measured an H100's CUDA context: the A100's 481 MiB stands in and the account says so."""
+    account = account_tape(linear_step(device="h100-sxm5-80gb"), H100)
+    assert account.memory.context_bytes == 481 * 2**20
+    assert any("A100's 481.00 MiB stands in" in text for text in account.assumptions)
+    tpu = account_tape(linear_step(), find_device("tpu-v5e"))
+    assert tpu.memory.context_bytes is None
 
 
 def test_too_large_does_not_fit_and_the_verdict_says_by_how_much():

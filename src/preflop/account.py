@@ -77,7 +77,7 @@ class Memory:
     reserved_bytes: int | None = None
     """What the device's caching allocator would have reserved; None on a CPU."""
     context_bytes: int | None = None
-    """CUDA context and kernels, outside the allocator."""
+    """CUDA context and kernels, outside the allocator: measured, or a stand-in that assumptions name."""
     fits: bool | None = None
     spare_bytes: int | None = None
     """Usable device memory minus what is needed; negative when it does not fit."""

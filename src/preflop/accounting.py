@@ -26,11 +26,16 @@ from preflop.plan.verdict import verdict
 from preflop.precision import find_precision
 from preflop.timing.roofline import on_roofline
 from preflop.timing.step import NO_TIME, StepTime, step_time
+from preflop.units import bytes_text
 
 if TYPE_CHECKING:
     from preflop.tape.events import Tape
 
 CPU = "cpu"
+
+# The device whose measured CUDA context stands in for devices on which nobody measured one: the only
+# figure taken with lazy loading, torch's default since CUDA 11.7.
+_CONTEXT_STAND_IN = "a100-sxm4-80gb"
 
 CONVENTIONS = (
     "bytes moved: what ideal kernels without fusion move, each operand once",
@@ -170,7 +175,7 @@ def _tf32(tape: Tape) -> bool:
 def _on_device(tape: Tape, counted: Memory, device: Device) -> Memory:
     """The memory with what the device's allocator reserves, its context, and whether it all fits."""
     reserved = _reserved_bytes(tape, device)
-    context = device.context_bytes
+    context = _context_bytes(device)
     try:
         has = device.memory_bytes
     except MissingFigure:
@@ -183,6 +188,16 @@ def _on_device(tape: Tape, counted: Memory, device: Device) -> Memory:
         fits=needs <= has,
         spare_bytes=has - needs,
     )
+
+
+def _context_bytes(device: Device) -> int | None:
+    """Bytes of the CUDA context: measured on the device, else on the A100; None where there is no CUDA.
+
+    Zero would be the one figure that is surely wrong; the assumptions name the stand-in.
+    """
+    if device.context_bytes is not None or device.compute_capability is None:
+        return device.context_bytes
+    return find(_CONTEXT_STAND_IN).context_bytes
 
 
 def _reserved_bytes(tape: Tape, device: Device) -> int | None:
@@ -212,7 +227,9 @@ def _assumptions(tape: Tape, totals: FlopsTotals, device: Device | None) -> list
     if len(places) > 1:
         said.append(f"memory of {', '.join(sorted(places))} is counted together")
     if device is not None and device.context_bytes is None:
-        said.append(f"nobody measured the context of {device.name}: fits counts the allocator alone")
+        stands_in = _context_bytes(device)
+        what = "fits counts none" if stands_in is None else f"the A100's {bytes_text(stands_in)} stands in"
+        said.append(f"nobody measured what a context takes on {device.name}: {what}")
     recorded_for = CPU if tape.subject is None else tape.subject.device
     if device is not None and recorded_for not in (device.id, device.name):
         said.append(f"recorded as {recorded_for} runs it, priced on {device.name}")

@@ -40,12 +40,20 @@ def _does_not_fit(memory: Memory, subject: SubjectInfo | None) -> str:
     largest = max(at, key=lambda name: at[name])
     over = bytes_text(-(memory.spare_bytes or 0))
     held = f"{largest.replace('_', ' ')} hold {bytes_text(at[largest])} of the peak"
+    if memory.peak_phase == "optimizer" and memory.at_peak.temporaries > -(memory.spare_bytes or 0):
+        return (
+            f"It does not fit, by {over}: the peak is in the optimizer, whose temporaries hold "
+            f"{bytes_text(memory.at_peak.temporaries)}. Change first: an optimizer that makes none "
+            "(fused, or a loop over parameters instead of foreach)."
+        )
     if largest in ("activations", "temporaries"):
         advice = "more microbatches of a smaller batch"
         if subject is None or subject.recompute == "none":
             advice += ", or --recompute block"
     elif largest in ("optimizer_states", "gradients", "parameters"):
-        advice = "fewer bytes per parameter (a bf16 precision), sharding, or a larger device"
+        advice = "sharding, or a larger device"
+        if subject is None or not subject.precision.startswith("bf16"):
+            advice = "fewer bytes per parameter (a bf16 precision), sharding, or a larger device"
     else:
         advice = "a smaller batch or a larger device"
     return f"It does not fit, by {over}: {held}. Change first: {advice}."
@@ -93,11 +101,14 @@ def _bandwidth_bound(
 ) -> str:
     share = _share(operators, "bandwidth")
     said = f"Bound by bandwidth: {share:.0%} of the least time is moving bytes"
-    optimizer = sum(row.time_s or 0.0 for row in operators if row.phase == "optimizer")
-    if time.lower_s and optimizer / time.lower_s > 0.5:
+    moving = [row for row in operators if row.bound == "bandwidth"]
+    whole_s = sum(row.time_s or 0.0 for row in moving)
+    optimizer_s = sum(row.time_s or 0.0 for row in moving if row.phase == "optimizer")
+    if whole_s and optimizer_s / whole_s > 0.5:
         return (
-            f"{said}, {optimizer / time.lower_s:.0%} of it in the optimizer. Change first: a larger batch "
-            "or more microbatches per optimizer step."
+            f"{said}, most of them in the optimizer ({optimizer_s / whole_s:.0%}). Change first: more tokens "
+            "per optimizer step (a larger batch, or microbatches), or a fused optimizer, which moves each "
+            "state once."
         )
     wide = subject is not None and subject.precision in ("fp32", "tf32")
     if wide and "bfloat16" in device.peak_flops_per_s:

@@ -236,8 +236,8 @@ def draw_roofline(axes: Axes, account: Account) -> None:
         points = [row for row in rows if row.kind == kind]
         if points:
             axes.scatter(
-                [row.arithmetic_intensity or 0.0 for row in points],
-                [row.flops / (row.time_s or 1.0) for row in points],
+                [_place(row)[0] for row in points],
+                [_place(row)[1] for row in points],
                 s=[18 + 900 * (row.time_s or 0.0) / whole_s for row in points],
                 color=colour, alpha=0.65, edgecolor="white", linewidth=0.6,
                 label="element-wise, other" if kind == "other" else kind, zorder=3,
@@ -257,8 +257,15 @@ def draw_roofline(axes: Axes, account: Account) -> None:
     _tidy(axes)
 
 
+def _place(row: OperatorRow) -> tuple[float, float]:
+    """FLOPs per byte and FLOP/s of an operator, both by the pairs that its attention attends: so that
+    it lies under the roof that its time was taken from."""
+    flops = row.flops if row.attended_flops is None else min(row.flops, row.attended_flops)
+    return flops / ((row.read_bytes + row.write_bytes) or 1), flops / (row.time_s or 1.0)
+
+
 def _computes(row: OperatorRow) -> bool:
-    return (row.arithmetic_intensity or 0.0) >= _LEAST_INTENSITY
+    return _place(row)[0] >= _LEAST_INTENSITY
 
 
 def _drawn(row: OperatorRow, whole_s: float) -> bool:
@@ -268,7 +275,7 @@ def _drawn(row: OperatorRow, whole_s: float) -> bool:
 def _intensity_limits(
     rows: Sequence[OperatorRow], bandwidth: float, peak: float | None
 ) -> tuple[float, float]:
-    found = [row.arithmetic_intensity or 1.0 for row in rows] or [1.0]
+    found = [_place(row)[0] for row in rows] or [1.0]
     ridge = (peak or bandwidth) / bandwidth
     return min(*found, 0.1, ridge) / 2, max(*found, ridge) * 3
 
@@ -304,7 +311,7 @@ def _number_operators(axes: Axes, rows: Sequence[OperatorRow], whole_s: float) -
     lines = []
     longest = sorted(rows, key=lambda row: -(row.time_s or 0.0))[:_MOST_LABELS]
     for number, row in enumerate(longest, 1):
-        place = (row.arithmetic_intensity or 1.0, row.flops / (row.time_s or 1.0))
+        place = _place(row)
         # Operators of the same size lie on one another: their numbers hang below, one under the other.
         down = sum(1 for other in longest[: number - 1] if _near(other, row))
         axes.annotate(
@@ -313,7 +320,9 @@ def _number_operators(axes: Axes, rows: Sequence[OperatorRow], whole_s: float) -
         )  # fmt: skip
         module = ".".join(row.module.split(".")[-2:])
         share = (row.time_s or 0.0) / whole_s
-        lines.append(f"{number}  {short_op(row.op)} ({row.phase}), {share:.1%}\n    {module}")
+        lines.append(f"{number}  {short_op(row.op)} ({row.phase}), {share:.1%}")
+        if module:
+            lines.append(f"    {module}")
     if lines:
         axes.text(1.02, 0.98, "share of the least time\n\n" + "\n".join(lines), transform=axes.transAxes,
                   va="top", fontsize=8, color="#333333", linespacing=1.25)  # fmt: skip
@@ -323,9 +332,8 @@ def _near(one: OperatorRow, other: OperatorRow) -> bool:
     """Whether two operators lie on one another in a picture of some six decades."""
     import math
 
-    a = (one.arithmetic_intensity or 1.0, one.flops / (one.time_s or 1.0))
-    b = (other.arithmetic_intensity or 1.0, other.flops / (other.time_s or 1.0))
-    return all(abs(math.log10(u / v)) < 0.12 for u, v in zip(a, b, strict=True))
+    pairs = zip(_place(one), _place(other), strict=True)
+    return all(abs(math.log10(u / v)) < 0.12 for u, v in pairs)
 
 
 def _roofline_title(account: Account, silent_s: float, whole_s: float) -> str:

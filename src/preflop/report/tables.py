@@ -281,7 +281,7 @@ def six_nd_sentence(account: Account) -> str:
     text = f"Model FLOPs (forward + backward of matmul, attention, convolution): {counted}."
     if flops.six_nd:
         ratio = flops.model / flops.six_nd
-        text += f" 6ND gives {flops_text(flops.six_nd, 'FLOP')}: counted is {ratio:.3g} times that."
+        text += f" 6ND gives {flops_text(flops.six_nd, 'FLOP')}: counted is {ratio:.3f} times that."
     if flops.attended != flops.model:
         text += f" Counting only attended pairs: {flops_text(flops.attended, 'FLOP')}."
     if flops.hardware != flops.model:
