@@ -105,6 +105,8 @@ class FakeKernels:
         with torch.no_grad():
             template = FakeTensor(self.mode, torch.empty(0, device="meta"), CPU)
         self._template = dict(template.__dict__)
+        self.corrected: Callable[[Any, tuple[Output, ...]], tuple[Output, ...]] | None = None
+        """What a target device returns where torch's fake kernel describes the CPU's (`target`)."""
 
     def wrap(self, elem: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:
         """A fake CPU tensor around a meta tensor; the same as FakeTensor(mode, elem, cpu), faster."""
@@ -183,6 +185,11 @@ class FakeKernels:
             outputs = (_reshaped(result, inputs),)
         elif func is aten.mkldnn_rnn_layer.default:
             outputs = (*outputs[:3], _lstm_reserve(args))
+        if self.corrected is not None:
+            outputs = self.corrected(func, outputs)
+        numbers = {i: item for i, item in enumerate(flat) if isinstance(item, (int, float))}
+        if numbers:
+            pack = _with_numbers(pack, numbers)
         return make_plan(func, outputs, pack, args, kwargs, tensors), result
 
 
@@ -288,6 +295,17 @@ def flatten_result(result: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
         return tuple(packed)
 
     return flat, pack
+
+
+def _with_numbers(
+    pack: Callable[[list[Any]], Any], numbers: dict[int, int | float]
+) -> Callable[[list[Any]], Any]:
+    """`pack` for an operator that returns numbers among its tensors (attention: sequence lengths)."""
+
+    def pack_all(items: list[Any]) -> Any:
+        return pack([numbers.get(index, item) for index, item in enumerate(items)])
+
+    return pack_all
 
 
 def _only(items: list[Any]) -> Any:

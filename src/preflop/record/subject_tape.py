@@ -13,6 +13,7 @@ from preflop.record.loop import default_loss, train_step
 from preflop.record.optimizers import build_optimizer
 from preflop.record.recompute import apply_recompute
 from preflop.record.recorder import Recorder
+from preflop.record.target import target_rules
 from preflop.subject import Subject, users_error
 from preflop.tape.events import ParameterInfo, Role, SubjectInfo, Tape
 
@@ -43,7 +44,8 @@ def record_subject(subject: Subject) -> Tape:
         for tensor in prepare.tensors_of(batch):
             recorder.table.was_there(tensor, Role.INPUT)
         recorder.recording = True
-        _run(recorder, subject, model, batch, optimizer)
+        with target_rules(subject, recorder):
+            _run(recorder, subject, model, batch, optimizer)
         recorder.recording = False
         info = _subject_info(subject, batch)
         tape = recorder.tape(info, STEPS)

@@ -139,20 +139,22 @@ def _excluded() -> Iterator[None]:
 class _Caster:
     """Casts tensors, to lower precision by torch's own `cached_cast`.
 
-    That function cannot be called from Python, but torch's kernel of an operator both of whose tensors it
-    casts can: `prelu`. What it calls on with is caught (under AutogradCPU) and handed back.
+    That function cannot be called from Python, but torch's kernel of an operator whose inputs it casts
+    can: `prelu`, with integers (which are never cast) as its other input. What that kernel calls on with
+    is caught under AutogradCPU and handed back.
     """
 
     def __init__(self, library: torch.library.Library) -> None:
         self._caught: list[torch.Tensor] | None = None
         self._prelu = torch.ops.aten.prelu.default
+        self._never_cast = torch.zeros(1, dtype=torch.int64)
         library.impl("prelu", self._catch, "AutogradCPU")
 
     def _catch(self, tensor: torch.Tensor, weight: torch.Tensor) -> Any:
         if self._caught is None:
             return self._prelu.decompose(tensor, weight)
         self._caught.append(tensor)
-        return tensor.detach()
+        return tensor
 
     def lower(self, value: Any) -> Any:
         """A tensor (or list of them) in autocast's dtype, its copy shared within the region."""
@@ -162,8 +164,7 @@ class _Caster:
             return value
         self._caught = []
         try:
-            with torch.no_grad() if not torch.is_grad_enabled() else torch.enable_grad():
-                self._prelu(value, value)
+            self._prelu(value, self._never_cast)
             return self._caught[0]
         finally:
             self._caught = None
