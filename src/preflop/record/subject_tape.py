@@ -9,6 +9,7 @@ from torch import nn
 
 from preflop.errors import BadSubject, PreflopError
 from preflop.record import prepare
+from preflop.record.fold import Fold, cut
 from preflop.record.loop import default_loss, train_step
 from preflop.record.optimizers import build_optimizer
 from preflop.record.recompute import apply_recompute
@@ -16,22 +17,56 @@ from preflop.record.recorder import Recorder
 from preflop.record.target import target_rules
 from preflop.subject import Subject, users_error
 from preflop.tape.events import ParameterInfo, Role, SubjectInfo, Tape
+from preflop.transforms.depth import Refused, deepen
 
 STEPS = 2
 """The first makes the optimizer's states, the second is the steady state."""
 
 
-def record_subject(subject: Subject) -> Tape:
+def record_subject(subject: Subject, *, fold: bool = True) -> Tape:
     """The tape of two optimizer steps of the subject.
+
+    Args:
+        fold: record a stack of equal blocks once and replay it, where that is proved to be the same.
 
     Raises:
         PreflopError: the subject cannot be built or run; its own error is given once.
     """
+    if not fold:
+        return _record(subject, [], [])
+    folds: list[Fold] = []
+    reasons: list[str] = []
+    try:
+        tape = _record(subject, folds, reasons, cut_stacks=True)
+        for one in folds:
+            tape = deepen(tape, one.stack)
+    except Refused as refused:
+        reasons.append(str(refused))
+    except PreflopError:
+        if not folds:
+            raise
+        reasons.append("the model does not run with fewer blocks")
+    else:
+        tape.assumptions.extend(f"recorded in full, not folded: {reason}" for reason in reasons)
+        return tape
+    tape = _record(subject, [], [])
+    tape.assumptions.extend(f"recorded in full, not folded: {reason}" for reason in reasons)
+    return tape
+
+
+def _record(
+    subject: Subject, folds: list[Fold], reasons: list[str], *, cut_stacks: bool = False
+) -> Tape:
+    """One recording. With `cut_stacks`, what was cut and why something was not go into the lists."""
     recorder = Recorder()
     with recorder:
         recorder.recording = False
         model = prepare.fake_model(subject, recorder)
         apply_recompute(model, subject.recompute)
+        if cut_stacks:
+            cut_down, left = cut(model)
+            folds.extend(cut_down)
+            reasons.extend(left)
         batch = prepare.fake_batch(subject, recorder.kernels)
         recorder.origins.name_modules(model)
         try:

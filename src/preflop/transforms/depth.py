@@ -1,0 +1,700 @@
+"""Depth: the tape of N equal blocks from the tape of a few.
+
+A stack of equal blocks does the same thing block after block, so the events of a recorded step fall
+into *sweeps* over the stack: forward visits the blocks in order, backward in reverse, the optimizer in
+order, `zero_grad` in order. Within a sweep each block has a *segment* of events. With the blocks
+numbered 0..3, the segments of 1 and 2 must be equal event by event (same calls, same births, same
+deaths, storages named relative to the block, or the very same storage): then every further inner
+block repeats them, and the tape of N blocks is 0, 1, then 2 repeated, then the last.
+
+Nothing is assumed: where segments differ, or data flows further than to the next block, the fold is
+refused with the reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from preflop.tape.events import Call, Mark, ParameterInfo, Phase, Ref, Role, Signature, Storage, Tape
+
+RECORDED = 4
+"""Instances that are recorded: first, checked, template, last."""
+_CHECKED, _TEMPLATE, _LAST = 1, 2, 3
+
+
+class Refused(Exception):
+    """The fold does not hold; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Where the folded blocks stand in the model."""
+
+    path: str
+    """Dotted path of the container: "blocks", "model.layers"."""
+    first: int
+    """Number of the first folded block in the container (those before it differ)."""
+    period: int
+    """Blocks per instance (2 where two kinds alternate)."""
+    instances: int
+    """Instances the real model has."""
+
+    def locate(self, module: str) -> tuple[int, int, str] | None:
+        """(instance, block within it, rest of the path) of a module or parameter path, else None."""
+        prefix = f"{self.path}." if self.path else ""
+        if not module.startswith(prefix):
+            return None
+        head, _, rest = module[len(prefix) :].partition(".")
+        if not head.isdigit():
+            return None
+        number = int(head) - self.first
+        if not 0 <= number < self.period * RECORDED:
+            return None
+        return number // self.period, number % self.period, rest
+
+    def path_of(self, instance: int, block: int, rest: str) -> str:
+        """The inverse of `locate`, for any instance."""
+        prefix = f"{self.path}." if self.path else ""
+        number = self.first + instance * self.period + block
+        return f"{prefix}{number}" + (f".{rest}" if rest else "")
+
+
+BIRTH, CALL, DEATH, MARK = 0, 1, 2, 3
+
+
+@dataclass(slots=True)
+class Segment:
+    """Consecutive events: of one instance in one sweep, or (instance -1) of none."""
+
+    instance: int
+    sweep: int
+    events: list[tuple[int, int]] = field(default_factory=list)
+    """(kind, index): storage for births and deaths, call for calls, mark for marks."""
+
+
+def deepen(tape: Tape, stack: Stack) -> Tape:
+    """The tape of `stack.instances` instances from one of `RECORDED`.
+
+    Raises:
+        Refused: the recorded blocks do not repeat.
+    """
+    return _Unfold(tape, stack).run()
+
+
+class _Unfold:
+    def __init__(self, tape: Tape, stack: Stack) -> None:
+        self.tape = tape
+        self.stack = stack
+        self.extra = stack.instances - RECORDED
+        self.place = [stack.locate(path) for path in tape.modules]
+        self.owner: list[int] = [-1] * len(tape.storages)
+        """Instance that each storage belongs to, -1 for none."""
+        self.local: list[int] = [-1] * len(tape.storages)
+        """Number of each storage within its instance; equal numbers correspond."""
+        self.segments: list[Segment] = []
+
+    def run(self) -> Tape:
+        if self.extra < 0:
+            raise Refused("fewer blocks than are recorded")
+        self._own_what_was_there()
+        self._cut()
+        self._name()
+        self._check()
+        return _Writer(self).write()
+
+    # -- 1. cut into segments --------------------------------------------------------------------
+
+    def _own_what_was_there(self) -> None:
+        for number, storage in enumerate(self.tape.storages):
+            if storage.born == 0 and storage.name:
+                place = self.stack.locate(storage.name)
+                if place is not None:
+                    self.owner[number] = place[0]
+
+    def _cut(self) -> None:
+        events = _events(self.tape)
+        bulk = self._bulk_deaths(events)
+        current = Segment(-1, -1)
+        self.segments = [current]
+        sweep, direction = -1, 0
+        for position, (kind, index) in enumerate(events):
+            if kind == MARK:
+                current = Segment(-1, -1)
+                self.segments.append(current)
+                current.events.append((kind, index))
+                continue
+            label = self._label(kind, index, position in bulk)
+            if label == _MANY:
+                if current.instance != -1:
+                    current = Segment(-1, -1)
+                    self.segments.append(current)
+            elif label is not None and label != current.instance:
+                step = label - current.instance
+                if current.instance >= 0 and step in (1, -1) and direction in (0, step):
+                    direction = step
+                else:
+                    sweep, direction = sweep + 1, 0
+                current = Segment(label, sweep)
+                self.segments.append(current)
+            current.events.append((kind, index))
+            if kind == BIRTH and self.owner[index] == -1:
+                self.owner[index] = self._birth_owner(index, current)
+
+    def _label(self, kind: int, index: int, bulk: bool) -> int | None:
+        if kind == DEATH:
+            return self.owner[index] if bulk and self.owner[index] >= 0 else None
+        if kind == BIRTH:
+            call = self.tape.storages[index].call
+            if call < 0:
+                return None
+            label = self._call_label(call)
+            if label == _MANY:
+                part = self._part_of_list(call, index)
+                return part if part >= 0 else None
+            return label
+        return self._call_label(index)
+
+    def _call_label(self, index: int) -> int | None:
+        call = self.tape.calls[index]
+        if call.phase is not Phase.OPTIMIZER:
+            place = self.place[call.module]
+            return None if place is None else place[0]
+        inputs = len(self.tape.signatures[call.signature].inputs)
+        owners = {self.owner[storage] for storage in call.storages[:inputs]} - {-1}
+        if not owners:
+            return None
+        return owners.pop() if len(owners) == 1 else _MANY
+
+    def _part_of_list(self, call_index: int, storage: int) -> int:
+        """The instance of one result of a call over lists: that of its place in the list."""
+        call = self.tape.calls[call_index]
+        signature = self.tape.signatures[call.signature]
+        outputs = call.storages[len(signature.inputs) :]
+        position = outputs.index(storage)
+        for lists in _lists(signature.args):
+            if len(lists) == len(outputs):
+                return self.owner[call.storages[lists[position]]]
+        raise Refused(f"{signature.op} over lists gives results of another number")
+
+    def _birth_owner(self, index: int, current: Segment) -> int:
+        call = self.tape.storages[index].call
+        if call >= 0 and self._call_label(call) == _MANY:
+            return self._part_of_list(call, index)
+        return current.instance
+
+    def _bulk_deaths(self, events: list[tuple[int, int]]) -> set[int]:
+        """Positions of deaths in runs that free something of every instance at once (zero_grad, lists).
+
+        Owners of storages born in the step are not known yet, so a run is recognised by length here
+        and by its owners when it is cut.
+        """
+        runs: set[int] = set()
+        start = 0
+        for position in range(len(events) + 1):
+            if position < len(events) and events[position][0] == DEATH:
+                continue
+            if position - start >= RECORDED:
+                runs.update(range(start, position))
+            start = position + 1
+        phases = _optimizer_spans(self.tape)
+        return {p for p in runs if any(a <= self.tape.storages[events[p][1]].died <= b for a, b in phases)}  # type: ignore[operator]
+
+    # -- 2. name storages relative to their instance -----------------------------------------------
+
+    def _name(self) -> None:
+        tables: list[dict[Any, int]] = [{} for _ in range(RECORDED)]
+        common: dict[Any, int] = {}
+        counts: list[dict[Any, int]] = [{} for _ in range(RECORDED)]
+        sweep_of = {
+            index: segment.sweep
+            for segment in self.segments
+            for kind, index in segment.events
+            if kind == BIRTH
+        }
+        for number, storage in enumerate(self.tape.storages):
+            instance = self.owner[number]
+            if instance < 0:
+                continue
+            key: Any
+            if storage.born == 0:
+                place = self.stack.locate(storage.name)
+                assert place is not None
+                key = ("was there", place[1], place[2])
+            else:
+                key = (self._segment_sweep(number, sweep_of), *self._birth_key(storage))
+            nth = counts[instance].get(key, 0)
+            counts[instance][key] = nth + 1
+            key = (*key, nth)
+            self.local[number] = common.setdefault(key, len(common))
+            tables[instance][self.local[number]] = number
+        self.tables = tables
+
+    def _segment_sweep(self, number: int, sweep_of: dict[int, int]) -> int:
+        return sweep_of.get(number, -2)
+
+    def _birth_key(self, storage: Storage) -> tuple[Any, ...]:
+        if storage.call < 0:
+            return ("outside", storage.bytes)
+        call = self.tape.calls[storage.call]
+        place = self.place[call.module]
+        return (
+            self.tape.signatures[call.signature].op,
+            call.phase.value,
+            None if place is None else place[1:],
+            storage.bytes,
+        )
+
+    # -- 3. prove that 1 and 2 are alike ------------------------------------------------------------
+
+    def _check(self) -> None:
+        sweeps: dict[int, list[int]] = {}
+        for segment in self.segments:
+            if segment.instance >= 0:
+                sweeps.setdefault(segment.sweep, []).append(segment.instance)
+        for visited in sweeps.values():
+            if visited not in ([0, 1, 2, 3], [3, 2, 1, 0]):
+                raise Refused("the step does not visit the blocks one after the other")
+        by_place = {(s.sweep, s.instance): s for s in self.segments if s.instance >= 0}
+        self.absolute: set[tuple[int, int]] = set()
+        for sweep in sweeps:
+            self._compare(by_place[sweep, _CHECKED], by_place[sweep, _TEMPLATE])
+        if set(self.tables[_CHECKED]) != set(self.tables[_TEMPLATE]):
+            raise Refused("the blocks do not hold the same tensors")
+        for segment in self.segments:
+            self._check_reach(segment)
+
+    def _compare(self, one: Segment, two: Segment) -> None:
+        if len(one.events) != len(two.events):
+            raise Refused("blocks make different numbers of calls")
+        calls, storages = self.tape.calls, self.tape.storages
+        for (kind, a), (other, b) in zip(one.events, two.events):
+            if kind != other:
+                raise Refused("blocks make calls in different order")
+            if kind != CALL:
+                if not self._corresponds(a, b) or storages[a].role != storages[b].role:
+                    raise Refused("blocks make or free different tensors")
+                continue
+            first, second = calls[a], calls[b]
+            alike = (
+                first.signature == second.signature
+                and first.phase == second.phase
+                and first.source == second.source
+                and self._rest(first) == self._rest(second)
+                and all(self._corresponds(x, y) for x, y in zip(first.storages, second.storages))
+            )
+            if not alike:
+                raise Refused(f"blocks differ in {self.tape.signatures[first.signature].op}")
+
+    def _rest(self, call: Call) -> Any:
+        place = self.place[call.module]
+        return call.module if place is None else place[1:]
+
+    def _corresponds(self, a: int, b: int) -> bool:
+        """Whether storage `a` is to block 1 what `b` is to block 2."""
+        if a == b:
+            return True
+        return (
+            self.owner[a] >= 0
+            and self.owner[b] == self.owner[a] + 1
+            and self.local[a] == self.local[b]
+            and self.owner[a] - _CHECKED in (-1, 0, 1)
+        )
+
+    def _check_reach(self, segment: Segment) -> None:
+        """What is outside the stack, first or last may only look at its neighbours."""
+        if segment.instance in (_CHECKED, _TEMPLATE):
+            return
+        near = {-1: {0, _LAST}, 0: {0, 1, _LAST}, _LAST: {0, _TEMPLATE, _LAST}}[segment.instance]
+        for kind, index in segment.events:
+            if kind == MARK:
+                continue
+            many = kind == CALL and self._call_label(index) == _MANY
+            if many:
+                continue
+            used = self.tape.calls[index].storages if kind == CALL else (index,)
+            for storage in used:
+                if self.owner[storage] >= 0 and self.owner[storage] not in near:
+                    raise Refused("data flows between blocks that are not neighbours")
+
+
+_MANY = -9
+
+
+def _events(tape: Tape) -> list[tuple[int, int]]:
+    """Everything that happens on the tape, in order of ticks."""
+    ordered: list[tuple[int, int, int]] = []
+    for number, storage in enumerate(tape.storages):
+        if storage.born > 0:
+            ordered.append((storage.born, BIRTH, number))
+        if storage.died is not None:
+            ordered.append((storage.died, DEATH, number))
+    ordered.extend((call.tick, CALL, number) for number, call in enumerate(tape.calls))
+    ordered.extend((mark.tick, MARK, number) for number, mark in enumerate(tape.marks))
+    ordered.sort()
+    return [(kind, index) for _, kind, index in ordered]
+
+
+def _optimizer_spans(tape: Tape) -> list[tuple[int, int]]:
+    """Ticks from the end of a step's last backward to the step's end."""
+    spans = []
+    for step in range(tape.steps):
+        ends = [m.tick for m in tape.marks if m.step == step and m.name == "backward_end"]
+        stop = [m.tick for m in tape.marks if m.step == step and m.name == "step_end"]
+        if ends and stop:
+            spans.append((max(ends), max(stop)))
+    return spans
+
+
+def _lists(args: Any) -> Iterator[list[int]]:
+    """The lists of tensors among arguments, as input indices."""
+    for value in args:
+        if isinstance(value, tuple) and value and all(isinstance(item, Ref) for item in value):
+            yield [item.index for item in value]
+        elif isinstance(value, tuple):
+            yield from _lists(value)
+
+
+class _Writer:
+    """Writes the unfolded tape."""
+
+    def __init__(self, plan: _Unfold) -> None:
+        self.plan = plan
+        self.tape = plan.tape
+        self.extra = plan.extra
+        self.calls: list[Call] = []
+        self.storages: list[Storage] = []
+        self.marks: list[Mark] = []
+        self.modules: list[str] = list(plan.tape.modules)
+        self.module_types = list(plan.tape.module_types)
+        self.module_ids = {path: number for number, path in enumerate(self.modules)}
+        self.signatures = list(plan.tape.signatures)
+        self.wide: dict[int, int] = {}
+        self.tick = 0
+        self.call_ids: dict[tuple[int, int], int] = {}
+
+    def write(self) -> Tape:
+        self._enter_storages()
+        last = _TEMPLATE + self.extra
+        groups = _grouped(self.plan.segments)
+        for group in groups:
+            if group[0].instance < 0:
+                self._play(group[0], -1)
+                continue
+            for segment in group:
+                if segment.instance != _TEMPLATE:
+                    self._play(segment, -1)
+                    continue
+                copies = range(self.extra + 1)
+                forward = group[0].instance == 0
+                for copy in copies if forward else reversed(copies):
+                    self._play(segment, copy)
+        del last
+        return dataclasses.replace(
+            self.tape,
+            signatures=self.signatures,
+            calls=self.calls,
+            storages=self.storages,
+            modules=self.modules,
+            module_types=self.module_types,
+            marks=self.marks,
+            parameters=self._parameters(),
+        )
+
+    # -- storages ----------------------------------------------------------------------------------
+
+    def _enter_storages(self) -> None:
+        """Every storage of the new tape, unborn: the recorded ones, then the template's copies."""
+        plan = self.plan
+        self.new_id: list[int] = []
+        template_locals = sorted(plan.tables[_TEMPLATE])
+        self.local_rank = {local: rank for rank, local in enumerate(template_locals)}
+        count = len(template_locals)
+        copies_at: dict[int, int] = {}
+        for number, storage in enumerate(self.tape.storages):
+            self.new_id.append(len(self.storages))
+            self.storages.append(
+                dataclasses.replace(
+                    storage, name=self._renamed(storage.name, number, plan.owner[number])
+                )
+            )
+        self.copy_base = len(self.storages)
+        self.copy_count = count
+        originals = [self.tape.storages[plan.tables[_TEMPLATE][local]] for local in template_locals]
+        for copy in range(1, self.extra + 1):
+            for storage in originals:
+                name = self._renamed_copy(storage.name, _TEMPLATE + copy)
+                self.storages.append(dataclasses.replace(storage, name=name))
+        del copies_at
+
+    def _renamed(self, name: str, number: int, owner: int) -> str:
+        del number
+        if owner == _LAST and name:
+            return self._renamed_copy(name, _LAST + self.extra)
+        return name
+
+    def _renamed_copy(self, name: str, instance: int) -> str:
+        place = self.plan.stack.locate(name) if name else None
+        return name if place is None else self.plan.stack.path_of(instance, *place[1:])
+
+    def _copy_id(self, local: int, copy: int) -> int:
+        """The storage that is `local` in copy number `copy` of the template (0: the recorded one)."""
+        if copy == 0:
+            return self.new_id[self.plan.tables[_TEMPLATE][local]]
+        return self.copy_base + (copy - 1) * self.copy_count + self.local_rank[local]
+
+    def resolve(self, storage: int, at: int, copy: int) -> int:
+        """The new storage for one that a segment of instance `at` names.
+
+        `copy` is the copy of the template that is being played, or -1.
+        """
+        plan = self.plan
+        owner = plan.owner[storage]
+        if owner < 0:
+            return self.new_id[storage]
+        local = plan.local[storage]
+        if copy < 0:
+            if owner == _TEMPLATE and at == _LAST:
+                return self._copy_id(local, self.extra)
+            return self.new_id[storage]
+        offset = owner - _TEMPLATE
+        if storage in self.fixed:
+            return self.new_id[storage]
+        target = copy + offset
+        if target < 0:
+            return self.new_id[plan.tables[_CHECKED][local]] if offset == -1 else self.new_id[storage]
+        if target > self.extra:
+            return self.new_id[plan.tables[_LAST][local]]
+        return self._copy_id(local, target)
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def _play(self, segment: Segment, copy: int) -> None:
+        self.fixed = self._fixed(segment) if copy >= 0 else frozenset()
+        for kind, index in segment.events:
+            self.tick += 1
+            if kind == CALL:
+                self._play_call(index, segment.instance, copy)
+            elif kind == MARK:
+                self.marks.append(dataclasses.replace(self.tape.marks[index], tick=self.tick))
+            else:
+                storage = self.storages[self.resolve(index, segment.instance, copy)]
+                if kind == BIRTH:
+                    storage.born = self.tick
+                    self._born.append(storage)
+                else:
+                    storage.died = self.tick
+
+    _born: list[Storage] = []
+
+    def _fixed(self, segment: Segment) -> frozenset[int]:
+        """Storages that the checked and the template segment both name: the same for every copy."""
+        key = (segment.sweep, _CHECKED)
+        cache: dict[tuple[int, int], frozenset[int]] = self.__dict__.setdefault("_fixed_cache", {})
+        if key not in cache:
+            other = next(s for s in self.plan.segments if (s.sweep, s.instance) == key)
+            cache[key] = frozenset(self._named(segment) & self._named(other)) - {
+                storage
+                for pair in self._pairs(other, segment)
+                for storage in pair
+                if pair[0] != pair[1]
+            }
+        return cache[key]
+
+    def _named(self, segment: Segment) -> set[int]:
+        named: set[int] = set()
+        for kind, index in segment.events:
+            if kind == CALL:
+                named.update(self.tape.calls[index].storages)
+            elif kind != MARK:
+                named.add(index)
+        return named
+
+    def _pairs(self, one: Segment, two: Segment) -> Iterator[tuple[int, int]]:
+        for (kind, a), (_, b) in zip(one.events, two.events):
+            if kind == CALL:
+                yield from zip(self.tape.calls[a].storages, self.tape.calls[b].storages)
+            elif kind != MARK:
+                yield a, b
+
+    def _play_call(self, index: int, at: int, copy: int) -> None:
+        call = self.tape.calls[index]
+        if self.plan._call_label(index) == _MANY:
+            signature, storages = self._widened(call)
+        else:
+            signature = call.signature
+            storages = tuple(self.resolve(storage, at, copy) for storage in call.storages)
+        number = len(self.calls)
+        self.calls.append(
+            Call(
+                signature, storages, self.tick, call.phase, call.step, call.microbatch,
+                self._module(call.module, at, copy), call.source,
+            )
+        )
+        for storage in self._born:
+            storage.call = number
+        self._born.clear()
+
+    def _module(self, module: int, at: int, copy: int) -> int:
+        place = self.plan.place[module]
+        if place is None:
+            return module
+        instance = place[0]
+        if copy > 0:
+            instance += copy
+        elif instance == _LAST:
+            instance += self.extra
+        elif at == _LAST and instance == _TEMPLATE:
+            instance += self.extra
+        if instance == place[0]:
+            return module
+        path = self.plan.stack.path_of(instance, *place[1:])
+        number = self.module_ids.get(path)
+        if number is None:
+            number = self.module_ids[path] = len(self.modules)
+            self.modules.append(path)
+            self.module_types.append(self.module_types[module])
+        return number
+
+    # -- calls over lists (foreach, fused) -----------------------------------------------------------
+
+    def _order(self, indices: list[int], call: Call) -> list[tuple[int, int]]:
+        """(input index, copy) for each element of a list, the template's elements repeated."""
+        order: list[tuple[int, int]] = []
+        owners = [self.plan.owner[call.storages[index]] for index in indices]
+        position = 0
+        while position < len(indices):
+            if owners[position] != _TEMPLATE:
+                order.append((indices[position], -1))
+                position += 1
+                continue
+            end = position
+            while end < len(indices) and owners[end] == _TEMPLATE:
+                end += 1
+            for copy in range(self.extra + 1):
+                order.extend((index, copy) for index in indices[position:end])
+            position = end
+        return order
+
+    def _widened(self, call: Call) -> tuple[int, tuple[int, ...]]:
+        """A call over lists of every instance's tensors, with the template's repeated."""
+        old = self.tape.signatures[call.signature]
+        inputs: list[tuple[int, int]] = []
+
+        def walk(value: Any) -> Any:
+            if isinstance(value, Ref):
+                inputs.append((value.index, -1))
+                return Ref(len(inputs) - 1)
+            if isinstance(value, tuple) and value and all(isinstance(i, Ref) for i in value):
+                wide = self._order([item.index for item in value], call)
+                inputs.extend(wide)
+                return tuple(Ref(len(inputs) - len(wide) + n) for n in range(len(wide)))
+            if isinstance(value, tuple):
+                return self._scalars(tuple(walk(item) for item in value), old, call)
+            return value
+
+        args = tuple(walk(value) for value in old.args)
+        kwargs = tuple((name, walk(value)) for name, value in old.kwargs)
+        outputs = self._wide_outputs(old, call)
+        storages = [self._list_storage(call.storages[i], copy) for i, copy in inputs]
+        storages += [
+            self._list_storage(call.storages[len(old.inputs) + i], copy) for i, copy in outputs
+        ]
+        if call.signature not in self.wide:
+            position = {pair: n for n, pair in reversed(list(enumerate(inputs)))}
+            written = {old_index for old_index in old.writes}
+            aliases = []
+            for i, copy in outputs:
+                alias = old.aliases[i]
+                aliases.append(None if alias is None else position.get((alias, copy)))
+            self.wide[call.signature] = len(self.signatures)
+            self.signatures.append(
+                Signature(
+                    old.op, old.overload, args, kwargs,
+                    tuple(old.inputs[i] for i, _ in inputs),
+                    tuple(old.outputs[i] for i, _ in outputs),
+                    tuple(aliases),
+                    tuple(n for n, (i, _) in enumerate(inputs) if i in written),
+                    old.attended_pairs,
+                )
+            )
+        return self.wide[call.signature], tuple(storages)
+
+    def _scalars(self, values: tuple[Any, ...], old: Signature, call: Call) -> tuple[Any, ...]:
+        """A list of numbers beside a list of tensors (foreach with a number per tensor) grows alike."""
+        lengths = {len(indices): indices for indices in _lists(old.args)}
+        indices = lengths.get(len(values))
+        if indices is None or any(isinstance(value, (Ref, tuple)) for value in values):
+            return values
+        by_index = dict(zip(indices, values))
+        return tuple(by_index[index] for index, _ in self._order(indices, call))
+
+    def _wide_outputs(self, old: Signature, call: Call) -> list[tuple[int, int]]:
+        if not old.outputs:
+            return []
+        for indices in _lists(old.args):
+            if len(indices) == len(old.outputs):
+                place = {index: n for n, index in enumerate(indices)}
+                return [(place[index], copy) for index, copy in self._order(indices, call)]
+        return [(n, -1) for n in range(len(old.outputs))]
+
+    def _list_storage(self, storage: int, copy: int) -> int:
+        if copy <= 0:
+            return self.new_id[storage]
+        return self._copy_id(self.plan.local[storage], copy)
+
+    # -- parameters ----------------------------------------------------------------------------------
+
+    def _parameters(self) -> list[ParameterInfo]:
+        """Every parameter in the model's order."""
+        stack, plan = self.plan.stack, self.plan
+        before: list[ParameterInfo] = []
+        template: list[ParameterInfo] = []
+        after: list[ParameterInfo] = []
+        for info in self.tape.parameters:
+            place = stack.locate(info.name)
+            instance = -1 if place is None else place[0]
+            renamed = dataclasses.replace(
+                info,
+                storage=self.new_id[info.storage],
+                name=self._renamed(info.name, info.storage, instance),
+            )
+            if instance == _TEMPLATE:
+                template.append(renamed)
+            elif template:
+                after.append(renamed)
+            else:
+                before.append(renamed)
+        copies = [
+            dataclasses.replace(
+                info,
+                name=self._renamed_copy(info.name, _TEMPLATE + copy),
+                storage=self._copy_id(plan.local[self._recorded(info)], copy),
+            )
+            for copy in range(1, self.extra + 1)
+            for info in template
+        ]
+        return before + template + copies + after
+
+    def _recorded(self, info: ParameterInfo) -> int:
+        return self.new_id.index(info.storage)
+
+
+def _grouped(segments: list[Segment]) -> Iterator[list[Segment]]:
+    """Segments outside the stack one by one, those of one sweep together."""
+    group: list[Segment] = []
+    for segment in segments:
+        if group and (segment.instance < 0 or segment.sweep != group[0].sweep):
+            yield group
+            group = []
+        if segment.instance < 0:
+            yield [segment]
+        else:
+            group.append(segment)
+    if group:
+        yield group
+
+
+__all__ = ["RECORDED", "Refused", "Role", "Stack", "deepen"]
