@@ -67,11 +67,11 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """`preflop.account` and `preflop.record` stay the functions when the files of those names are
-    imported, which binds a submodule to its package otherwise."""
+    """`preflop.account` stays the function when the file of that name is imported, which binds a
+    submodule to its package otherwise. (The room `record` can be called like its function.)"""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
+        if callable(value) or not (name in _HOMES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 
