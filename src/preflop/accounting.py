@@ -91,7 +91,7 @@ def account_tape(tape: Tape, device: Device | None = None) -> Account:
     totals = flops_totals(tape)
     flops = _flops(tape, totals)
     rows = operator_rows(tape)
-    traffic = _traffic(tape, totals.total)
+    traffic = _traffic(rows, totals.total)
     timed = StepTime(NO_TIME, ())
     facts = None
     if device is not None:
@@ -145,10 +145,12 @@ def _flops(tape: Tape, totals: FlopsTotals) -> Flops:
     )
 
 
-def _traffic(tape: Tape, flops: int) -> Traffic:
-    ledger = traffic_ledger(tape)
-    moved = ledger.read_bytes() + ledger.write_bytes()
-    return Traffic(ledger.read_bytes(), ledger.write_bytes(), flops / moved if moved else None)
+def _traffic(rows: list[OperatorRow], flops: int) -> Traffic:
+    """Bytes of the step: what its operators move, which is the traffic ledger's total."""
+    read_bytes = sum(row.read_bytes for row in rows)
+    write_bytes = sum(row.write_bytes for row in rows)
+    moved = read_bytes + write_bytes
+    return Traffic(read_bytes, write_bytes, flops / moved if moved else None)
 
 
 def _timed(
