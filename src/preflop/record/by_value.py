@@ -40,9 +40,54 @@ def run(
 
 
 def _number(recorder: Recorder, tensor: torch.Tensor) -> Any:
+    if tensor.dtype is torch.bool and recorder.maker(tensor) in _ALL:
+        recorder.assumed("a check that floats which are not computed are all as they should be: taken as true.")
+        return True
     value = assumed_number(tensor.dtype)
     recorder.assumed(f"a {str(tensor.dtype).removeprefix('torch.')} read back by .item(): taken as {value}.")
     return value
+
+
+# `if not valid.all(): raise` guards against what a training step does not meet.
+_ALL = ("aten.all", "aten._is_all_true")
+
+
+def check_indices(func: Any, args: Any) -> None:
+    """Ids that are known must be rows of their table: a fake kernel would not notice.
+
+    Raises:
+        BadSubject: an id is outside.
+    """
+    if func is aten.nll_loss_forward.default or func is aten.nll_loss2d_forward.default:
+        ignored = args[4]
+        ids, rows, what = args[1], args[0].shape[1 if args[0].ndim > 1 else 0], "a target class"
+        if type(ids) is not FakeTensor:
+            ids = ids[ids != ignored]
+    elif func is aten.embedding.default or func is aten._embedding_bag.default:
+        ids, rows, what = args[1], args[0].shape[0], "an index"
+    else:
+        ids, rows, what = args[2], args[0].shape[args[1]] if args[0].ndim else 1, "an index"
+    if type(ids) is FakeTensor or ids.device.type != "cpu" or not ids.numel():
+        return
+    low, high = (int(value) for value in torch.aminmax(ids))
+    if low < 0 or high >= rows:
+        raise BadSubject(
+            f"{what} is {low if low < 0 else high}, outside of the {rows} that there are "
+            f"({str(func).removesuffix('.default')} with ids {tuple(ids.shape)}).\n"
+            "  Ids start at 0: give a batch inside the vocabulary, or a shorter sequence where this is a "
+            "table of positions."
+        )
+
+
+CHECKED = {
+    aten.embedding.default,
+    aten._embedding_bag.default,
+    aten.nll_loss_forward.default,
+    aten.nll_loss2d_forward.default,
+    aten.gather.default,
+    aten.index_select.default,
+}
+"""Operators whose integer arguments `check_indices` reads."""
 
 
 def _count(recorder: Recorder, mask: torch.Tensor) -> int:

@@ -45,11 +45,14 @@ def train_step(
         with _autocast(autocast_dtype):
             output = call_model(model, batch)
             value = loss(output)
-        check_loss(value)
+        trains = trainable(model, value)
+        if trains:
+            check_loss(value)
         if not keep_output:
             del output
         observe("forward_end", microbatch)
-        backward(value, microbatches, scaler)
+        if trains:
+            backward(value, microbatches, scaler)
         del value
         if keep_output:
             del output
@@ -67,6 +70,16 @@ def train_step(
         model.zero_grad(set_to_none=True)
     gc.collect()
     observe("step_end", microbatches - 1)
+
+
+def trainable(model: nn.Module, value: Any) -> bool:
+    """Whether there is a backward: something in the model, or the loss itself, wants a gradient.
+
+    A model without parameters, or one that is frozen as a whole, has forward only.
+    """
+    if isinstance(value, torch.Tensor) and value.requires_grad:
+        return True
+    return any(parameter.requires_grad for parameter in model.parameters())
 
 
 def backward(value: torch.Tensor, microbatches: int, scaler: torch.amp.GradScaler | None) -> None:

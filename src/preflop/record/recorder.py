@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from preflop.errors import BadSubject, PreflopError
-from preflop.record import assume, engine
+from preflop.record import assume, by_value, engine
+from preflop.record.eager import Eager
 from preflop.record.fake import (
     FLOAT_LIMIT_BYTES,
     FOREIGN_FLOAT_ELEMENTS,
@@ -102,6 +103,7 @@ class Recorder(TorchDispatchMode):
         gc.disable()
         self._rng_reader = torch.get_rng_state
         torch.get_rng_state = self._read_rng_state
+        self._eager = Eager().__enter__()
         # torch logs every refusal of a fake kernel as an error; ours are handled or reported.
         self._log_level = _FAKE_LOG.level
         _FAKE_LOG.setLevel(logging.CRITICAL)
@@ -114,6 +116,7 @@ class Recorder(TorchDispatchMode):
             super().__exit__(*error)
         finally:
             self.origins.__exit__(*error)
+            self._eager.__exit__(*error)
             torch.get_rng_state = self._rng_reader
             _FAKE_LOG.setLevel(self._log_level)
             self._restore()
@@ -310,6 +313,8 @@ class Recorder(TorchDispatchMode):
     def _run_fake(
         self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], plan: Plan
     ) -> Any:
+        if func in by_value.CHECKED and not self._stale:
+            by_value.check_indices(func, args)
         make = self.kernels.make
         outputs = [make(output, tensors) for output in plan.outputs]
         choice = assume.choice_output(func)
@@ -360,6 +365,29 @@ class Recorder(TorchDispatchMode):
 
         return run_higher_order(self, func, args, kwargs)
 
+    def made(self, op: str, args: tuple[Any, ...], outputs: list[torch.Tensor], pairs: int | None) -> None:
+        """Write a call that torch did not dispatch (higher_order), with fresh outputs."""
+        if not self.recording:
+            return
+        tensors = [item for item in args if isinstance(item, torch.Tensor)]
+        counter = iter(range(len(tensors)))
+        signature = Signature(
+            op=op,
+            overload="default",
+            args=tuple(_plain(item, counter) for item in args),
+            kwargs=(),
+            inputs=tuple(meta_of(tensor) for tensor in tensors),
+            outputs=tuple(meta_of(output) for output in outputs),
+            aliases=(None,) * len(outputs),
+            writes=(),
+            attended_pairs=pairs,
+        )
+        number = self._plans.get(signature)
+        if number is None:
+            number = self._plans[signature] = len(self.signatures)
+            self.signatures.append(signature)
+        self._write(number, tensors, outputs)
+
     # -- values ----------------------------------------------------------------------------------
 
     def _by_value(
@@ -369,9 +397,13 @@ class Recorder(TorchDispatchMode):
             real = sum(t.numel() * t.itemsize for t in tensors) <= INTEGER_LIMIT_BYTES
         if real:
             return self._run_real(func, args, kwargs, tensors)
-        from preflop.record import by_value
-
         return by_value.run(self, func, args, kwargs, tensors)
+
+    def maker(self, tensor: torch.Tensor) -> str:
+        """The operator that made the tensor's memory, or ""."""
+        number = self.table.known(tensor)
+        call = -1 if number is None else self.table.storages[number].call
+        return "" if call < 0 else self.signatures[self.calls[call].signature].op
 
     def planned(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a call whose values were made known (by_value) as an ordinary fake one."""

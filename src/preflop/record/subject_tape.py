@@ -140,7 +140,7 @@ def _observe(
             if parameter.grad is not None:
                 recorder.table.set_role(parameter.grad, Role.GRADIENT, path)
     elif name == "optimizer_end" and optimizer is not None:
-        _states(recorder, optimizer)
+        _states(recorder, model, optimizer)
     recorder.mark(name)
 
 
@@ -152,7 +152,10 @@ def _activations(recorder: Recorder) -> None:
             storage.role = Role.ACTIVATION
 
 
-def _states(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
+def _states(recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Optimizer states, named "parameter.state"."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+
     def walk(value: Any, name: str) -> None:
         if isinstance(value, torch.Tensor):
             recorder.table.set_role(value, Role.OPTIMIZER_STATE, name)
@@ -163,8 +166,8 @@ def _states(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
             for item in value:
                 walk(item, name)
 
-    for state in optimizer.state.values():
-        walk(state, "")
+    for parameter, state in optimizer.state.items():
+        walk(state, names.get(parameter, ""))
 
 
 def _enter_model(recorder: Recorder, model: nn.Module) -> list[ParameterInfo]:

@@ -99,7 +99,7 @@ class _Unfold:
     def run(self) -> Tape:
         if self.extra < 0:
             raise Refused("fewer blocks than are recorded")
-        self._own_what_was_there()
+        self._own_what_has_a_name()
         self._cut()
         self._name()
         self._check()
@@ -107,9 +107,9 @@ class _Unfold:
 
     # -- 1. cut into segments --------------------------------------------------------------------
 
-    def _own_what_was_there(self) -> None:
+    def _own_what_has_a_name(self) -> None:
         for number, storage in enumerate(self.tape.storages):
-            if storage.born == 0 and storage.name:
+            if storage.name:
                 place = self.stack.locate(storage.name)
                 if place is not None:
                     self.owner[number] = place[0]
@@ -219,10 +219,9 @@ class _Unfold:
             if instance < 0:
                 continue
             key: Any
-            if storage.born == 0:
-                place = self.stack.locate(storage.name)
-                assert place is not None
-                key = ("was there", place[1], place[2])
+            place = self.stack.locate(storage.name)
+            if place is not None:
+                key = ("named", place[1], place[2])
             else:
                 key = (self._segment_sweep(number, sweep_of), *self._birth_key(storage))
             nth = counts[instance].get(key, 0)
