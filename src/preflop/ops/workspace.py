@@ -193,7 +193,8 @@ def layer_norm_backward(sig: Signature) -> int:
     gradient, x = need(sig, 0, "grad_out"), need(sig, 1, "input")
     copies = contiguous_copy_bytes(gradient) + contiguous_copy_bytes(x)
     weight = tensor(sig, 5, "weight")
-    if weight is None:
+    _, wants_weight, wants_bias = argument(sig, 7, "output_mask")
+    if weight is None or not (wants_weight or wants_bias):
         return copies
     return copies + 2 * thread_count() * weight.elements * weight.itemsize
 
@@ -298,34 +299,35 @@ def flash_attention(sig: Signature) -> int:
     Source: native/cpu/FlashAttentionKernel.cpp, `cpu_flash_attention`.
     """
     query, key = need(sig, 0, "query"), need(sig, 1, "key")
-    batch, heads, length, width = query.shape
-    keys = key.shape[2]
+    batch, _, length, width = query.shape
+    key_heads, keys = key.shape[1:3]
     rows, columns = _query_block(length), min(_KV_BLOCK, keys)
     per_thread = (rows * columns + 2 * rows + rows * width) * DTYPE_BYTES["float32"]
     if query.itemsize == DTYPE_BYTES["float32"]:
         return thread_count() * per_thread
     if query.itemsize > DTYPE_BYTES["float32"]:
         return thread_count() * per_thread * 2
-    if not _packs(query, keys, causal=argument(sig, 4, "is_causal", False)):
+    if not _packs(query, key, causal=argument(sig, 4, "is_causal", False)):
         return thread_count() * (per_thread + rows * columns * query.itemsize)
     even, even_block = width + width % 2, columns + columns % 2
     tail = (keys - 1) % columns + 1
     even_keys = (keys - 1) // columns * even_block + tail + tail % 2
-    packed = batch * heads * (even * keys + even_keys * width)
+    packed = batch * key_heads * (even * keys + even_keys * width)
     padded_query = rows * even if width % 2 else 0
     room = rows * even_block + columns * width + padded_query
     return thread_count() * per_thread + (packed + thread_count() * room) * query.itemsize
 
 
-def _packs(query: TensorMeta, keys: int, *, causal: bool) -> bool:
+def _packs(query: TensorMeta, key: TensorMeta, *, causal: bool) -> bool:
     """Whether reordering keys and values pays: four times as much gemm per thread as packing."""
     batch, heads, length, _ = query.shape
+    key_heads, keys = key.shape[1:3]
     if keys < 64 or length < 64:
         return False
     rows = _query_block(length)
     blocks = batch * heads * -(-length // rows)
     gemm = -(-blocks // thread_count()) * rows * (min(length, keys) if causal else keys)
-    return gemm >= 4 * batch * heads * keys
+    return gemm >= 4 * batch * key_heads * keys
 
 
 @workspace("aten._scaled_dot_product_flash_attention_for_cpu_backward")
@@ -350,3 +352,41 @@ def _swapped_copy_bytes(meta: TensorMeta) -> int:
         tuple(meta.shape[axis] for axis in order), tuple(meta.stride[axis] for axis in order), 0, meta.dtype
     )
     return contiguous_copy_bytes(swapped)
+
+
+# ----------------------------------------------------------------------------------- embedding bags
+
+_INDEX_BYTES = DTYPE_BYTES["int64"]
+_MEAN, _MAX = 1, 2
+"""Modes of `_embedding_bag`; 0 is the sum."""
+
+
+@workspace("aten._embedding_bag", "aten._embedding_bag_forward_only")
+def embedding_bag(sig: Signature) -> int:
+    """Which bag each index is in, while it is summed up: one number per index and one more.
+
+    The sum needs none. Source: aten/src/ATen/native/EmbeddingBag.cpp, `make_offset2bag_out`.
+    """
+    if argument(sig, 4, "mode", 0) not in (_MEAN, _MAX):
+        return 0
+    numbers = need(sig, 1, "indices").elements + 1
+    made = sum(meta.elements for meta in sig.outputs[2:])
+    return max(0, numbers - made) * _INDEX_BYTES
+
+
+@workspace("aten._embedding_bag_backward", "aten._embedding_bag_dense_backward")
+def embedding_bag_backward(sig: Signature) -> int:
+    """Indices sorted with their origins (three lists), the bag of each where forward did not say.
+
+    The maximum scatters bag by bag instead: chosen rows and their gradients. A gradient that is not
+    contiguous is copied. Source: aten/src/ATen/native/EmbeddingBag.cpp,
+    `_embedding_bag_dense_backward_cpu`.
+    """
+    gradient, indices = need(sig, 0, "grad"), need(sig, 1, "indices")
+    copy = contiguous_copy_bytes(gradient)
+    mode = argument(sig, 8, "mode", 0)
+    if mode == _MAX:
+        bags = gradient.shape[0]
+        return copy + gradient.elements * (_INDEX_BYTES + gradient.itemsize) + bags * _INDEX_BYTES
+    bag_of_each = 0 if mode == _MEAN else indices.elements + 1
+    return copy + (3 * indices.elements + bag_of_each) * _INDEX_BYTES

@@ -38,6 +38,7 @@ class _Convolution:
     y: TensorMeta
     groups: int
     stride: tuple[int, ...]
+    padding: tuple[int, ...]
     transposed: bool
 
     @property
@@ -86,7 +87,7 @@ class _Convolution:
     @property
     def gradient_computes_channels_last(self) -> bool:
         """So does the gradient of the input of a strided convolution, and of an image."""
-        strided = max(self.stride) > 1 and prod(self.weight.shape[2:]) > 1 and self.groups == 1
+        strided = max(self.stride) > 1 and self.groups == 1
         forward_16_bit = self.itemsize < DTYPE_BYTES["float32"]
         return not self.transposed and (strided or self.plain_input or forward_16_bit)
 
@@ -104,16 +105,33 @@ def convolution(sig: Signature) -> int:
     """Input, weight and output in oneDNN's layout; the first two are gone when the output is copied out."""
     x, weight, y = need(sig, 0, "input"), need(sig, 1, "weight"), sig.outputs[0]
     case = _Convolution(
-        x, weight, y, argument(sig, 8, "groups"), argument(sig, 3, "stride"), bool(argument(sig, 6, "transposed"))
+        x,
+        weight,
+        y,
+        groups=argument(sig, 8, "groups"),
+        stride=argument(sig, 3, "stride"),
+        padding=argument(sig, 4, "padding"),
+        transposed=bool(argument(sig, 6, "transposed")),
     )
     if not _asks_onednn(case):
         return 0
     if case.channels_last:
         return case.weight_bytes + _channels_last_weight_bytes(case)
     blocked = case.blocked_bytes(y)
-    running = case.x_bytes + case.weight_bytes + blocked
+    running = case.x_bytes + case.weight_bytes + blocked + _subsample_bytes(case)
     leaving = _to_dense(y.bytes, channels_last=True) if case.computes_channels_last else blocked + y.bytes
-    return max(running, leaving) - y.bytes
+    return max(running, leaving) - y.bytes + contiguous_copy_bytes(x)
+
+
+def _subsample_bytes(case: _Convolution) -> int:
+    """A strided 1 x 1 kernel reads only some pixels: each thread gathers one sample's first.
+
+    Source: oneDNN, src/cpu/x64/jit_uni_1x1_conv_utils.hpp, `rtus` (reduce to unit stride).
+    """
+    strided = max(case.stride) > 1 and prod(case.weight.shape[2:]) == 1 and case.groups == 1
+    if not strided or case.transposed or case.itemsize < DTYPE_BYTES["float32"]:
+        return 0
+    return thread_count() * case.channels(case.x.shape[1]) * prod(case.y.shape[2:]) * case.itemsize
 
 
 @workspace("aten.convolution_backward")
@@ -124,7 +142,13 @@ def convolution_backward(sig: Signature) -> int:
     """
     gradient, x, weight = need(sig, 0, "grad_output"), need(sig, 1, "input"), need(sig, 2, "weight")
     case = _Convolution(
-        x, weight, gradient, argument(sig, 9, "groups"), argument(sig, 4, "stride"), bool(argument(sig, 7, "transposed"))
+        x,
+        weight,
+        gradient,
+        groups=argument(sig, 9, "groups"),
+        stride=argument(sig, 4, "stride"),
+        padding=argument(sig, 5, "padding"),
+        transposed=bool(argument(sig, 7, "transposed")),
     )
     if not _asks_onednn(case):
         return 0
@@ -139,14 +163,19 @@ def convolution_backward(sig: Signature) -> int:
 
 
 def _blocked_backward(case: _Convolution, input_gradient: int, *, wants_weight: bool) -> list[int]:
-    """Bytes alive at the moments that can be the peak, outputs included."""
+    """Bytes alive at the moments that can be the peak, outputs included.
+
+    A gradient that is not contiguous is copied first, and the copy stays.
+    """
+    copy = contiguous_copy_bytes(case.y) + contiguous_copy_bytes(case.x)
+    input_gradient += copy
     gradient = case.blocked_bytes(case.y)
     peaks = []
-    if input_gradient:
+    if input_gradient > copy:
         result = case.blocked_bytes(case.x)
-        peaks.append(gradient + case.weight_bytes + result)
+        peaks.append(copy + gradient + case.weight_bytes + result)
         through = case.gradient_computes_channels_last
-        peaks.append(_to_dense(input_gradient, channels_last=True) if through else result + input_gradient)
+        peaks.append(copy + (_to_dense(case.x.bytes, channels_last=True) if through else result + case.x.bytes))
     if wants_weight:
         running = gradient + case.x_bytes + case.weight_bytes + _reduction_bytes(case)
         peaks.append(input_gradient + running)
@@ -188,19 +217,21 @@ def _reduction_bytes(case: _Convolution) -> int:
     Source: oneDNN, jit_avx512_common_conv_bwd_weights_kernel_f32::balance.
     """
     count = thread_count()
-    if count < case.groups or case.groups > 1:
+    if case.groups > 1 or case.transposed:
         return 0
     samples = case.x.shape[0]
-    inner_blocks = max(1, case.x.shape[1] // _BLOCK)
-    outer_blocks = max(1, case.y.shape[1] // _BLOCK)
-    x_space, y_space = prod(case.x.shape[2:]), prod(case.y.shape[2:])
-    kernel = prod(case.weight.shape[2:])
+    inner_block = case.x.shape[1] if case.plain_input else _BLOCK
+    inner_blocks = -(-case.x.shape[1] // inner_block)
+    outer_blocks = -(-case.y.shape[1] // _BLOCK)
+    x_space = prod(size + 2 * pad for size, pad in zip(case.x.shape[2:], case.padding, strict=True))
+    y_space, kernel = prod(case.y.shape[2:]), prod(case.weight.shape[2:])
 
     def cost(over_samples: int, over_outer: int, over_inner: int) -> int:
         mine = -(-samples // over_samples)
-        inner, outer = -(-inner_blocks // over_inner), -(-outer_blocks // over_outer)
-        read = mine * inner * _BLOCK * x_space // prod(case.stride) + mine * outer * _BLOCK * y_space
-        return read + 8 * outer * inner * kernel * _BLOCK * _BLOCK
+        inner = -(-inner_blocks // over_inner) * inner_block
+        outer = -(-outer_blocks // over_outer) * _BLOCK
+        read = mine * inner * x_space // prod(case.stride) + mine * outer * y_space
+        return read + 8 * outer * inner * kernel
 
     best, chosen = cost(1, 1, 1), 1
     for over_samples in range(1, min(count, samples) + 1):
@@ -284,7 +315,7 @@ def lstm_layer_backward(sig: Signature) -> int:
     length, batch, _ = sig.inputs[0].shape
     hidden = sig.inputs[2].shape[1]
     item = DTYPE_BYTES["float32"]
-    biases = 2 * sig.inputs[1].shape[0] * item
+    bias = sig.inputs[1].shape[0] * item
     missing = sum(argument(sig, position, name) is None for position, name in ((11, "grad_hy"), (12, "grad_cy")))
     zeros = missing * batch * hidden * item
     again = 0
@@ -293,4 +324,4 @@ def lstm_layer_backward(sig: Signature) -> int:
         if _leading_dimension(columns) != columns:
             again += rows * _leading_dimension(columns) * item
     copy = contiguous_copy_bytes(sig.inputs[10]) if len(sig.inputs) > 10 else 0  # noqa: PLR2004
-    return biases + zeros + copy + again + _lstm_running_bytes(sig, length, batch)
+    return bias + zeros + copy + again + _lstm_running_bytes(sig, length, batch)
