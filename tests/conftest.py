@@ -1,0 +1,15 @@
+"""What all tests share. No torch here: most tests run without it."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+
+# A slow machine is no failure; and what CI says should not depend on chance.
+settings.register_profile("here", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+# Pictures are drawn to files, never to a window.
+os.environ.setdefault("MPLBACKEND", "Agg")
