@@ -34,6 +34,7 @@ from preflop.record.fake import (
     strided,
     written_inputs,
 )
+from preflop.record.masks import MAKERS, Count, attended_pairs, count_made
 from preflop.record.origin import Origins
 from preflop.record.storages import StorageTable, dtype_name
 from preflop.tape.events import Call, Mark, Phase, Ref, Role, Signature, SubjectInfo, Tape
@@ -92,6 +93,8 @@ class Recorder(TorchDispatchMode):
         """Storage id -> sequence number of the backward node that made it."""
         self._foreign: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._grads: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self.masks: dict[int, Count] = {}
+        """Storage id -> attended pairs, of floating masks made from known booleans."""
         self.protect = False
         """Undo what real calls write to tensors from before the recording."""
 
@@ -326,6 +329,8 @@ class Recorder(TorchDispatchMode):
             if plan.signature < 0:
                 plan.signature = self._intern(func, args, kwargs, tensors, outputs, plan.writes)
             self._write(plan.signature, tensors, outputs)
+            if func in MAKERS:
+                self._note_mask(func, args)
         return plan.pack(outputs)
 
     def _run_real(self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
@@ -339,6 +344,8 @@ class Recorder(TorchDispatchMode):
             outputs = [item for item in flat if isinstance(item, torch.Tensor)]
             signature = self._signature_of(func, args, kwargs, tensors, outputs, writes)
             self._write(signature, tensors, outputs)
+            if func in MAKERS:
+                self._note_mask(func, args)
         return result
 
     def _slow(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -398,6 +405,13 @@ class Recorder(TorchDispatchMode):
         if real:
             return self._run_real(func, args, kwargs, tensors)
         return by_value.run(self, func, args, kwargs, tensors)
+
+    def _note_mask(self, func: Any, args: Any) -> None:
+        """Count the floating mask that the last call made; one that is made from another is not known."""
+        count = count_made(func, args)
+        storages = self.calls[-1].storages
+        if count is not None and not any(number in self.masks for number in storages):
+            self.masks[storages[-1]] = count
 
     def maker(self, tensor: torch.Tensor) -> str:
         """The operator that made the tensor's memory, or ""."""
@@ -528,7 +542,7 @@ class Recorder(TorchDispatchMode):
                     for output in kept
                 ),
                 writes=writes,
-                attended_pairs=_attended_pairs(name, args, kwargs),
+                attended_pairs=attended_pairs(self, name, args, kwargs),
             )
         )
         return len(self.signatures) - 1
@@ -622,22 +636,6 @@ def _on_cpu(kwargs: Any, recorder: Recorder) -> Any:
     if device.type != "meta":
         recorder.assumed(f"tensors made on {device} are recorded as the one device's.")
     return {**kwargs, "device": torch.device("cpu"), **({"pin_memory": False} if "pin_memory" in kwargs else {})}
-
-
-def _attended_pairs(name: str, args: Any, kwargs: Any) -> int | None:
-    """(query, key) pairs that a boolean mask with known values leaves, summed over the batch."""
-    if "scaled_dot_product" not in name or name.endswith("_backward"):
-        return None
-    query = args[0]
-    masks = [a for a in [*args[3:], *kwargs.values()]
-             if isinstance(a, torch.Tensor) and a.dtype is torch.bool and type(a) is not FakeTensor]
-    if not masks:
-        return None
-    mask = masks[0]
-    batch = query.shape[0] if query.ndim == 4 else 1
-    heads = mask.shape[1] if mask.ndim == 4 else 1
-    own_batch = mask.shape[0] if mask.ndim >= 3 else 1
-    return int(mask.sum().item()) * (batch // own_batch) // heads
 
 
 def _real_stand_in(
