@@ -26,7 +26,7 @@ HEAVY_ROOMS = TORCH_ROOMS
 NUMPY_MODULES = {"preflop.ledgers.memory"}
 
 # What stands under everything: names, numbers and words.
-LEAVES = {"units", "errors", "quantity", "files"}
+LEAVES = {"units", "errors", "quantity", "files", "strides"}
 FACTS = {"precision", "optimizers", "dtypes"}
 COUNTS = {"tape", "ops", "ledgers", "account"}
 # Room -> the rooms it may import, beside itself and the leaves. Imports point left along the law:
@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "quantity": set(),
     "files": set(),
+    "strides": set(),
     "precision": set(),
     "optimizers": set(),
     "dtypes": set(),
@@ -46,14 +47,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "transforms": {"tape", "ops"},
     "formulas": set(),
     "hardware": set(),
+    # Where a tape meets a device's allocator.
+    "device_memory": COUNTS | {"hardware"},
     "timing": COUNTS | FACTS | {"formulas", "hardware"},
     "plan": COUNTS | FACTS | {"formulas", "hardware", "timing", "transforms"},
-    "accounting": COUNTS | FACTS | {"formulas", "hardware", "timing", "plan", "report"},
+    "accounting": COUNTS | FACTS | {"formulas", "hardware", "device_memory", "timing", "plan", "report"},
     "report": COUNTS | FACTS | {"formulas", "hardware", "timing", "plan", "models", "accounting", "measure"},
     "models": set(),
     "huggingface": {"subject", "models"},
     "subject": FACTS | {"models", "huggingface"},
-    "record": FACTS | {"subject", "tape", "models"},
+    # ops: which kernel a call would take; hardware: what the target can run; transforms: a fold repeats,
+    # on the tape, the one block of a stack that was recorded.
+    "record": FACTS | {"subject", "tape", "models", "ops", "hardware", "transforms"},
     "measure": COUNTS | FACTS | {"subject", "record", "tape", "models", "accounting", "hardware", "timing"},
     "trainer": COUNTS
     | FACTS
