@@ -116,7 +116,7 @@ class _Unfold:
 
     def _cut(self) -> None:
         events = _events(self.tape)
-        bulk = self._bulk_deaths(events)
+        runs, bulk_until = self._runs_of_deaths(events), 0
         current = Segment(-1, -1)
         self.segments = [current]
         sweep, direction = -1, 0
@@ -126,7 +126,11 @@ class _Unfold:
                 self.segments.append(current)
                 current.events.append((kind, index))
                 continue
-            label = self._label(kind, index, position in bulk)
+            if position in runs:
+                freed = {self.owner[storage] for _, storage in events[position : runs[position]]}
+                if freed >= set(range(RECORDED)):
+                    bulk_until = runs[position]
+            label = self._label(kind, index, position < bulk_until)
             if label == _MANY:
                 if current.instance != -1:
                     current = Segment(-1, -1)
@@ -185,22 +189,23 @@ class _Unfold:
             return self._part_of_list(call, index)
         return current.instance
 
-    def _bulk_deaths(self, events: list[tuple[int, int]]) -> set[int]:
-        """Positions of deaths in runs that free something of every instance at once (zero_grad, lists).
+    def _runs_of_deaths(self, events: list[tuple[int, int]]) -> dict[int, int]:
+        """Start -> end of the runs of deaths between a step's last backward and its end.
 
-        Owners of storages born in the step are not known yet, so a run is recognised by length here
-        and by its owners when it is cut.
+        Such a run may free something of every instance in order (zero_grad, lists of temporaries).
         """
-        runs: set[int] = set()
+        spans = _optimizer_spans(self.tape)
+        runs: dict[int, int] = {}
         start = 0
         for position in range(len(events) + 1):
             if position < len(events) and events[position][0] == DEATH:
                 continue
             if position - start >= RECORDED:
-                runs.update(range(start, position))
+                died = self.tape.storages[events[start][1]].died or 0
+                if any(begin <= died <= end for begin, end in spans):
+                    runs[start] = position
             start = position + 1
-        phases = _optimizer_spans(self.tape)
-        return {p for p in runs if any(a <= self.tape.storages[events[p][1]].died <= b for a, b in phases)}  # type: ignore[operator]
+        return runs
 
     # -- 2. name storages relative to their instance -----------------------------------------------
 
