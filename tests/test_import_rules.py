@@ -6,6 +6,7 @@ Each rule is a function from sources to complaints, so that a planted fault can 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -226,6 +227,14 @@ def test_a_planted_fault_is_found(rule) -> None:
     """Each rule complains of a source that breaks it: the rules can fail."""
     module, text = PLANTED[rule]
     assert any(module in complaint for complaint in rule({**sources(), module: text}))
+
+
+def test_every_library_that_is_imported_is_declared() -> None:
+    """What the package imports stands among its dependencies or extras in pyproject.toml."""
+    text = (PACKAGE.parents[1] / "pyproject.toml").read_text("utf-8")
+    declared = {name.replace("-", "_").lower() for name in re.findall(r'"([\w-]+)>=', text)}
+    used = {found.imported.split(".")[0].lower() for found in all_imports(sources())}
+    assert used - {name.lower() for name in sys.stdlib_module_names} - {"preflop"} <= declared
 
 
 def test_hardware_knows_nothing_else() -> None:
