@@ -111,8 +111,7 @@ class _Unfold:
         for number, storage in enumerate(self.tape.storages):
             if storage.name:
                 place = self.stack.locate(storage.name)
-                if place is not None:
-                    self.owner[number] = place[0]
+                self.owner[number] = -1 if place is None else place[0]
 
     def _cut(self) -> None:
         events = _events(self.tape)
@@ -144,7 +143,7 @@ class _Unfold:
                 current = Segment(label, sweep)
                 self.segments.append(current)
             current.events.append((kind, index))
-            if kind == BIRTH and self.owner[index] == -1:
+            if kind == BIRTH and not self.tape.storages[index].name:
                 self.owner[index] = self._birth_owner(index, current)
 
     def _label(self, kind: int, index: int, bulk: bool) -> int | None:
