@@ -95,17 +95,15 @@ def memory_ledger(tape: Tape) -> Ledger:
 def workspace_bytes(tape: Tape) -> dict[int, int]:
     """Bytes that the kernel of each kind of call takes inside itself, by signature index.
 
-    Only signatures with a rule and more than nothing. Empty where the recording followed the rules of
-    a device other than a CPU: the rules in `ops` were measured on CPU kernels.
+    Only signatures with a rule and more than nothing: the rules of CUDA's kernels where the recording
+    followed a device's, else those of CPU kernels.
     """
-    if tape.subject is not None and tape.subject.device != "cpu":
-        return {}
-    from preflop.ops.registry import WORKSPACE
+    from preflop.ops.pricing import inside_bytes
 
+    cuda = tape.subject is not None and tape.subject.device != "cpu"
     found = {}
     for index, signature in enumerate(tape.signatures):
-        formula = WORKSPACE.get(signature.op)
-        if formula is not None and (size := formula(signature)) > 0:
+        if (size := inside_bytes(signature, cuda=cuda)) > 0:
             found[index] = size
     return found
 

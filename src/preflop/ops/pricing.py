@@ -18,9 +18,12 @@ from preflop.ops import (  # noqa: F401  (each registers its formulas)
     recurrent,
     spectral,
     view,
+    workspace,
+    workspace_cuda,
+    workspace_onednn,
 )
 from preflop.ops.moved import general, is_view
-from preflop.ops.registry import FLOPS, FLOPS_OF_USED, TRAFFIC, Kind, Moved, Work
+from preflop.ops.registry import FLOPS, FLOPS_OF_USED, TRAFFIC, WORKSPACE, WORKSPACE_CUDA, Kind, Moved, Work
 from preflop.tape.events import Signature
 
 FREE = Work(0, Kind.OTHER)
@@ -53,3 +56,13 @@ def moved(sig: Signature, storages: Sequence[int] | None = None) -> Moved:
     if formula is not None and not is_view(sig):
         return formula(sig)
     return general(sig, storages)
+
+
+def inside_bytes(sig: Signature, *, cuda: bool) -> int:
+    """Bytes that the kernel of one call allocates inside itself; 0 where no rule is known.
+
+    Args:
+        cuda: by the rules of CUDA's kernels, else by those of CPU kernels.
+    """
+    formula = (WORKSPACE_CUDA if cuda else WORKSPACE).get(sig.op)
+    return 0 if formula is None else formula(sig)

@@ -65,6 +65,7 @@ FLOPS: dict[str, FlopsFormula] = {}
 FLOPS_OF_USED: dict[str, FlopsOfUsedFormula] = {}
 TRAFFIC: dict[str, TrafficFormula] = {}
 WORKSPACE: dict[str, WorkspaceFormula] = {}
+WORKSPACE_CUDA: dict[str, WorkspaceFormula] = {}
 
 
 def _register(table: dict[str, _Formula], names: tuple[str, ...], formula: _Formula) -> _Formula:
@@ -96,3 +97,9 @@ def workspace(*names: str) -> Callable[[WorkspaceFormula], WorkspaceFormula]:
     """Register bytes that the CPU kernel allocates inside itself and frees before it returns: they
     never reach the dispatcher. Each rule states its reason and was measured with torch's profiler."""
     return lambda formula: _register(WORKSPACE, names, formula)
+
+
+def workspace_cuda(*names: str) -> Callable[[WorkspaceFormula], WorkspaceFormula]:
+    """The same for the CUDA kernel, for tapes that were recorded as a GPU runs them. Each rule cites the
+    kernel's source, or says that it is an assumption."""
+    return lambda formula: _register(WORKSPACE_CUDA, names, formula)

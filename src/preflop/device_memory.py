@@ -1,0 +1,136 @@
+"""What a CUDA device's allocator makes of a tape: bytes allocated and reserved, workspaces included.
+
+The tape knows what was asked for; CUDA's caching allocator rounds it, leaves remainders unsplit and keeps
+freed segments. Here the two meet: every birth and death of the recorded steps, from the parameters on, is
+replayed through `hardware.allocator`, with the workspaces that kernels and cuBLAS take beside them.
+
+May import: tape, ledgers, hardware, errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from preflop.hardware.allocator import CachingAllocator, cublas_workspace_bytes
+from preflop.hardware.allocator_settings import AllocatorSettings
+from preflop.ledgers.memory import workspace_bytes
+from preflop.tape.events import Phase, Role, Storage, Tape
+
+# Operators that cuBLAS runs: the first one on each thread takes that thread's workspace.
+_CUBLAS = frozenset(
+    f"aten.{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "_scaled_mm")
+)
+_BACKWARD = (Phase.BACKWARD, Phase.RECOMPUTE)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Peaks of the steady step on a device, in bytes."""
+
+    allocated_bytes: int
+    """Most that was handed out at once, rounded (`torch.cuda.max_memory_allocated`)."""
+    reserved_bytes: int
+    """Most that was obtained from the driver since the start (`max_memory_reserved`)."""
+    allocated_by_phase: dict[str, int]
+    """The same as `allocated_bytes` within each phase: "forward" (with the loss), "backward" (with what is
+    recomputed in it), "optimizer"."""
+
+
+def device_memory(
+    tape: Tape,
+    capability: tuple[int, int],
+    *,
+    settings: AllocatorSettings | None = None,
+) -> DeviceMemory:
+    """Replay the recorded steps through CUDA's caching allocator.
+
+    Args:
+        capability: CUDA's compute capability, which decides cuBLAS's workspace.
+        settings: what PYTORCH_CUDA_ALLOC_CONF sets.
+
+    Counts: rounding to 512 bytes, remainders too small to split, segments that stay reserved, kernels'
+    workspaces (`ops/workspace_cuda.py`), one cuBLAS workspace for the main thread and one for autograd's
+    (handles are per thread, and workspaces stay: CublasHandlePool.cpp).
+    Does not count: the CUDA context, NCCL's buffers, memory of other streams.
+    """
+    allocator = CachingAllocator(settings)
+    handles: dict[int, int] = {}
+    last = tape.steps - 1
+    steady = _steady_from(tape, last)
+    peaks: dict[str, int] = {}
+    phases = _phases(tape)
+    for tick, index, size in _events(tape, cublas_workspace_bytes(capability)):
+        if size < 0:
+            allocator.free(handles.pop(index))
+            continue
+        handle = allocator.malloc(size)
+        if tick >= steady:
+            phase = phases.at(tick)
+            if allocator.allocated_bytes > peaks.get(phase, 0):
+                peaks[phase] = allocator.allocated_bytes
+        if index == _TRANSIENT:
+            allocator.free(handle)
+        else:
+            handles[index] = handle
+    return DeviceMemory(max(peaks.values(), default=0), allocator.peak_reserved_bytes, peaks)
+
+
+_TRANSIENT = -1
+
+
+def _events(tape: Tape, cublas_bytes: int) -> list[tuple[int, int, int]]:
+    """(tick, storage or _TRANSIENT, bytes; negative where freed), in the order they happen."""
+    events = []
+    for index, storage in enumerate(tape.storages):
+        if storage.bytes and not on_host(storage, tape):
+            events.append((storage.born, index, storage.bytes))
+            if storage.died is not None:
+                events.append((storage.died, index, -storage.bytes))
+    inside = workspace_bytes(tape)
+    workspace = len(tape.storages)
+    waiting = {True, False}
+    for call in tape.calls:
+        if call.signature in inside:
+            events.append((call.tick, _TRANSIENT, inside[call.signature]))
+        if waiting and tape.signatures[call.signature].op in _CUBLAS:
+            thread = call.phase in _BACKWARD
+            if thread in waiting:
+                waiting.discard(thread)
+                events.append((call.tick, workspace + thread, cublas_bytes))
+    events.sort(key=lambda event: event[0])
+    return events
+
+
+def on_host(storage: Storage, tape: Tape) -> bool:
+    """Whether the storage is in the host's memory: step counters, which torch's optimizers keep on the CPU
+    unless they are fused or capturable (torch/optim/adamw.py, `_init_group`)."""
+    fused = tape.subject is not None and "fused" in (tape.subject.optimizer or "")
+    return storage.role is Role.OPTIMIZER_STATE and storage.name.endswith("step") and not fused
+
+
+def _steady_from(tape: Tape, step: int) -> int:
+    starts = [mark.tick for mark in tape.marks if mark.name == "step" and mark.step == step]
+    return min(starts, default=0)
+
+
+class _phases:
+    """The phase in which a tick lies, asked for in rising order."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._calls: Iterator[tuple[int, str]] = iter(
+            [(call.tick, _phase_name(call.phase)) for call in tape.calls]
+        )
+        self._now = next(self._calls, (0, "other"))
+
+    def at(self, tick: int) -> str:
+        while self._now[0] < tick:
+            following = next(self._calls, None)
+            if following is None:
+                break
+            self._now = following
+        return self._now[1]
+
+
+def _phase_name(phase: Phase) -> str:
+    return Phase.BACKWARD.value if phase is Phase.RECOMPUTE else phase.value
