@@ -38,7 +38,6 @@ class _Convolution:
     y: TensorMeta
     groups: int
     stride: tuple[int, ...]
-    padding: tuple[int, ...]
     transposed: bool
 
     @property
@@ -110,7 +109,6 @@ def convolution(sig: Signature) -> int:
         y,
         groups=argument(sig, 8, "groups"),
         stride=argument(sig, 3, "stride"),
-        padding=argument(sig, 4, "padding"),
         transposed=bool(argument(sig, 6, "transposed")),
     )
     if not _asks_onednn(case):
@@ -147,7 +145,6 @@ def convolution_backward(sig: Signature) -> int:
         gradient,
         groups=argument(sig, 9, "groups"),
         stride=argument(sig, 4, "stride"),
-        padding=argument(sig, 5, "padding"),
         transposed=bool(argument(sig, 7, "transposed")),
     )
     if not _asks_onednn(case):
@@ -211,36 +208,36 @@ def _asks_onednn(case: _Convolution) -> bool:
 
 
 def _reduction_bytes(case: _Convolution) -> int:
-    """Copies of the weight gradient that threads sum into: one less than threads over samples.
+    """Copies of the weight gradient that threads sum into: one less than threads over rows of samples.
 
-    How threads are laid out minimises memory read, weights counting eight times.
-    Source: oneDNN, jit_avx512_common_conv_bwd_weights_kernel_f32::balance.
+    How threads are laid out minimises memory moved; a weight counts five times: written to the copy,
+    read from it and written to the sum, where a write is as dear as two reads.
+    Source: oneDNN, src/cpu/x64/jit_avx512_common_conv_kernel.cpp, `balance`.
     """
     count = thread_count()
     if case.groups > 1 or case.transposed:
         return 0
-    samples = case.x.shape[0]
     inner_block = case.x.shape[1] if case.plain_input else _BLOCK
     inner_blocks = -(-case.x.shape[1] // inner_block)
     outer_blocks = -(-case.y.shape[1] // _BLOCK)
-    x_space = prod(size + 2 * pad for size, pad in zip(case.x.shape[2:], case.padding, strict=True))
-    y_space, kernel = prod(case.y.shape[2:]), prod(case.weight.shape[2:])
+    rows = case.x.shape[0] * case.y.shape[2]
+    x_row = prod(case.x.shape[2:]) // prod(case.stride) // case.y.shape[2]
+    y_row, kernel = prod(case.y.shape[3:]), prod(case.weight.shape[2:])
 
-    def cost(over_samples: int, over_outer: int, over_inner: int) -> int:
-        mine = -(-samples // over_samples)
+    def cost(over_rows: int, over_outer: int, over_inner: int) -> int:
+        mine = -(-rows // over_rows)
         inner = -(-inner_blocks // over_inner) * inner_block
         outer = -(-outer_blocks // over_outer) * _BLOCK
-        read = mine * inner * x_space // prod(case.stride) + mine * outer * y_space
-        return read + 8 * outer * inner * kernel
+        return mine * (inner * x_row + outer * y_row) + 5 * outer * inner * kernel
 
     best, chosen = cost(1, 1, 1), 1
-    for over_samples in range(1, min(count, samples) + 1):
-        left = count // over_samples
+    for over_rows in range(1, min(count, rows) + 1):
+        left = count // over_rows
         for over_outer in range(1, min(left, outer_blocks) + 1):
             over_inner = min(left // over_outer, inner_blocks)
-            now = cost(over_samples, over_outer, over_inner)
+            now = cost(over_rows, over_outer, over_inner)
             if now <= best:
-                best, chosen = now, over_samples
+                best, chosen = now, over_rows
     return (chosen - 1) * case.weight_bytes
 
 
