@@ -6,6 +6,7 @@ the same variables for the same time.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -128,7 +129,7 @@ def first_tensor(output: Any) -> torch.Tensor | None:
         items = output.values()
     elif isinstance(output, (tuple, list)):
         items = output
-    elif hasattr(output, "logits"):
+    elif dataclasses.is_dataclass(output) and hasattr(output, "logits"):
         items = (output.logits,)
     for item in items:
         found = first_tensor(item)

@@ -9,39 +9,81 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from preflop.errors import BadSubject, PreflopError
 from preflop.precision import Precision
 from preflop.record.fake import INTEGER_LIMIT_BYTES, FakeKernels
+from preflop.record.loop import call_model
 from preflop.record.recorder import Recorder
-from preflop.subject import Subject, users_error
+from preflop.subject import Subject, needs_batch, no_batch, users_error
 
 
 def fake_model(subject: Subject, recorder: Recorder) -> nn.Module:
     """The subject's model with fake parameters; built or copied while nothing is recorded."""
     dtype = wanted_dtype(subject)
     if subject.module is not None:
-        model = copy_faked(unwrap(subject.module), recorder.kernels, dtype)
+        model = unwrap(subject.module)
+        if has_lazy(model):
+            with _disable_current_modes():
+                model = copy.deepcopy(model)
+            model = _learn_shapes(model, subject, recorder)
+        model = copy_faked(model, recorder.kernels, dtype)
     else:
         with _building(recorder):
-            try:
-                model = subject.make_model()
-            except Exception as error:
-                raise users_error("building the model", error) from error
-        if not isinstance(model, nn.Module):
-            raise BadSubject(
-                f"{subject.name} made {type(model).__name__}, not an nn.Module.\n"
-                "  The factory must return the model."
-            )
-        model = unwrap(model)
+            model = unwrap(_built(subject))
+        if has_lazy(model):
+            with _disable_current_modes():
+                model = unwrap(_built(subject))
+            model = copy_faked(_learn_shapes(model, subject, recorder), recorder.kernels, dtype)
         fake_in_place(model, recorder.kernels, dtype)
     check_forward(model)
+    check_batch(subject, model)
+    return model
+
+
+def _built(subject: Subject) -> nn.Module:
+    try:
+        model = subject.make_model()
+    except PreflopError:
+        raise
+    except Exception as error:
+        raise users_error("building the model", error) from error
+    if not isinstance(model, nn.Module):
+        raise BadSubject(
+            f"{subject.name} made {type(model).__name__}, not an nn.Module.\n"
+            "  The factory must return the model."
+        )
+    return model
+
+
+def has_lazy(model: nn.Module) -> bool:
+    """Whether a lazy module has yet to see its first batch."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return any(isinstance(tensor, nn.parameter.UninitializedTensorMixin) for tensor in tensors)
+
+
+def _learn_shapes(model: nn.Module, subject: Subject, recorder: Recorder) -> nn.Module:
+    """One real forward of `model`, a copy that nobody else holds: lazy modules take their shapes."""
+    batch = make_batch(subject)
+    if any(type(t) is FakeTensor or t.device.type == "meta" for t in tensors_of(batch)):
+        raise BadSubject(
+            "a lazy module learns its shapes from a batch with values, and this one has none.\n"
+            "  Give a real batch, or run one forward of the model yourself first."
+        )
+    recorder.assumed("lazy modules took their shapes from one real forward of a copy.")
+    try:
+        with _disable_current_modes(), torch.no_grad():
+            call_model(model, map_tensors(torch.Tensor.clone, batch))
+    except Exception as error:
+        raise users_error("the first forward, from which lazy modules take their shapes,", error) from error
     return model
 
 
@@ -66,6 +108,16 @@ def check_forward(model: nn.Module) -> None:
         raise BadSubject(
             f"{type(model).__name__} has no forward method.\n  Define forward(self, ...)."
         )
+
+
+def check_batch(subject: Subject, model: nn.Module) -> None:
+    """A model that reads something must be given a batch."""
+    if subject.make_batch is not no_batch:
+        return
+    for parameter in inspect.signature(model.forward).parameters.values():
+        variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.default is parameter.empty and not variadic:
+            raise needs_batch()
 
 
 # -- parameters -----------------------------------------------------------------------------------
@@ -105,7 +157,6 @@ def copy_faked(
     model: nn.Module, kernels: FakeKernels, dtype: torch.dtype | None
 ) -> nn.Module:
     """A deep copy whose parameters and floating buffers are fake. The original is only read."""
-    _refuse_uninitialised(model)
     memo: dict[int, Any] = {}
     for tensor in [*model.parameters(), *model.buffers()]:
         if id(tensor) not in memo:
@@ -122,15 +173,6 @@ def copy_faked(
         ) from error
     del keep
     return copied
-
-
-def _refuse_uninitialised(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
-            raise BadSubject(
-                f"parameter {name} of a lazy module has no shape yet.\n"
-                "  Run one forward with a real batch first, or give a factory that does."
-            )
 
 
 def fake_in_place(

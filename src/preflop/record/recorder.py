@@ -104,6 +104,10 @@ class Recorder(TorchDispatchMode):
         self._random = _random_states()
         self._gc = gc.isenabled()
         gc.disable()
+        # What exists already need not be searched each time the loop collects its own cycles.
+        self._froze = gc.get_freeze_count() == 0
+        if self._froze:
+            gc.freeze()
         self._rng_reader = torch.get_rng_state
         torch.get_rng_state = self._read_rng_state
         self._eager = Eager().__enter__()
@@ -124,6 +128,8 @@ class Recorder(TorchDispatchMode):
             _FAKE_LOG.setLevel(self._log_level)
             self._restore()
             _set_random_states(self._random)
+            if self._froze:
+                gc.unfreeze()
             if self._gc:
                 gc.enable()
 

@@ -376,11 +376,10 @@ class _Writer:
         self.signatures = list(plan.tape.signatures)
         self.wide: dict[int, int] = {}
         self.tick = 0
-        self.call_ids: dict[tuple[int, int], int] = {}
+        self.modules_of: dict[tuple[int, int], int] = {}
 
     def write(self) -> Tape:
         self._enter_storages()
-        last = _TEMPLATE + self.extra
         groups = _grouped(self.plan.segments)
         for group in groups:
             if group[0].instance < 0:
@@ -394,7 +393,6 @@ class _Writer:
                 forward = group[0].instance == 0
                 for copy in copies if forward else reversed(copies):
                     self._play(segment, copy)
-        del last
         return dataclasses.replace(
             self.tape,
             signatures=self.signatures,
@@ -411,41 +409,31 @@ class _Writer:
     def _enter_storages(self) -> None:
         """Every storage of the new tape, unborn: the recorded ones, then the template's copies."""
         plan = self.plan
-        self.new_id: list[int] = []
-        template_locals = sorted(plan.tables[_TEMPLATE])
-        self.local_rank = {local: rank for rank, local in enumerate(template_locals)}
-        count = len(template_locals)
-        copies_at: dict[int, int] = {}
         for number, storage in enumerate(self.tape.storages):
-            self.new_id.append(len(self.storages))
-            self.storages.append(
-                dataclasses.replace(
-                    storage, name=self._renamed(storage.name, number, plan.owner[number])
-                )
-            )
+            name = storage.name
+            if name and plan.owner[number] == _LAST:
+                name = self._renamed(name, _LAST + self.extra)
+            self.storages.append(_twin(storage, name))
+        locals_ = sorted(plan.tables[_TEMPLATE])
+        self.local_rank = {local: rank for rank, local in enumerate(locals_)}
         self.copy_base = len(self.storages)
-        self.copy_count = count
-        originals = [self.tape.storages[plan.tables[_TEMPLATE][local]] for local in template_locals]
+        self.copy_count = len(locals_)
+        originals = [self.tape.storages[plan.tables[_TEMPLATE][local]] for local in locals_]
         for copy in range(1, self.extra + 1):
             for storage in originals:
-                name = self._renamed_copy(storage.name, _TEMPLATE + copy)
-                self.storages.append(dataclasses.replace(storage, name=name))
-        del copies_at
+                name = storage.name
+                if name:
+                    name = self._renamed(name, _TEMPLATE + copy)
+                self.storages.append(_twin(storage, name))
 
-    def _renamed(self, name: str, number: int, owner: int) -> str:
-        del number
-        if owner == _LAST and name:
-            return self._renamed_copy(name, _LAST + self.extra)
-        return name
-
-    def _renamed_copy(self, name: str, instance: int) -> str:
-        place = self.plan.stack.locate(name) if name else None
+    def _renamed(self, name: str, instance: int) -> str:
+        place = self.plan.stack.locate(name)
         return name if place is None else self.plan.stack.path_of(instance, *place[1:])
 
     def _copy_id(self, local: int, copy: int) -> int:
         """The storage that is `local` in copy number `copy` of the template (0: the recorded one)."""
         if copy == 0:
-            return self.new_id[self.plan.tables[_TEMPLATE][local]]
+            return self.plan.tables[_TEMPLATE][local]
         return self.copy_base + (copy - 1) * self.copy_count + self.local_rank[local]
 
     def resolve(self, storage: int, at: int, copy: int) -> int:
@@ -456,25 +444,29 @@ class _Writer:
         plan = self.plan
         owner = plan.owner[storage]
         if owner < 0:
-            return self.new_id[storage]
+            return storage
         local = plan.local[storage]
         if copy < 0:
             if owner == _TEMPLATE and at == _LAST:
                 return self._copy_id(local, self.extra)
-            return self.new_id[storage]
+            return storage
         offset = owner - _TEMPLATE
         if storage in self.fixed:
-            return self.new_id[storage]
+            return storage
         target = copy + offset
         if target < 0:
-            return self.new_id[plan.tables[_CHECKED][local]] if offset == -1 else self.new_id[storage]
+            return plan.tables[_CHECKED][local] if offset == -1 else storage
         if target > self.extra:
-            return self.new_id[plan.tables[_LAST][local]]
+            return plan.tables[_LAST][local]
         return self._copy_id(local, target)
 
     # -- events ------------------------------------------------------------------------------------
 
     def _play(self, segment: Segment, copy: int) -> None:
+        """Write a segment's events: as they were recorded (copy -1), or for a copy of the template."""
+        if copy > 1 and copy < self.extra:
+            self._play_inner(segment, copy)
+            return
         self.fixed = self._fixed(segment) if copy >= 0 else frozenset()
         for kind, index in segment.events:
             self.tick += 1
@@ -489,6 +481,57 @@ class _Writer:
                     self._born.append(storage)
                 else:
                     storage.died = self.tick
+
+    def _play_inner(self, segment: Segment, copy: int) -> None:
+        """As `_play` for a copy whose neighbours are copies too: every storage is a constant plus the
+        copy's offset, so the events are compiled once."""
+        shift = (copy - 1) * self.copy_count
+        tick, storages, calls, born = self.tick, self.storages, self.calls, self._born
+        for kind, where, moves, call in self._compiled(segment):
+            tick += 1
+            if kind == CALL:
+                ids = tuple([w + shift if m else w for w, m in zip(where, moves)])
+                number = len(calls)
+                calls.append(
+                    Call(
+                        call.signature, ids, tick, call.phase, call.step, call.microbatch,
+                        self._module(call.module, _TEMPLATE, copy), call.source,
+                    )
+                )
+                for storage in born:
+                    storage.call = number
+                born.clear()
+            else:
+                storage = storages[where + shift if moves else where]
+                if kind == BIRTH:
+                    storage.born = tick
+                    born.append(storage)
+                else:
+                    storage.died = tick
+        self.tick = tick
+
+    def _compiled(self, segment: Segment) -> list[tuple[int, Any, Any, Any]]:
+        """(kind, base storage ids, whether each moves with the copy, the call) for each event."""
+        cache: dict[int, list[tuple[int, Any, Any, Any]]] = self.__dict__.setdefault("_programs", {})
+        program = cache.get(id(segment))
+        if program is None:
+            self.fixed = self._fixed(segment)
+            program = cache[id(segment)] = [self._compile(kind, index) for kind, index in segment.events]
+        return program
+
+    def _compile(self, kind: int, index: int) -> tuple[int, Any, Any, Any]:
+        if kind != CALL:
+            return (kind, *self._base(index), None)
+        call = self.tape.calls[index]
+        pairs = [self._base(storage) for storage in call.storages]
+        return CALL, [where for where, _ in pairs], [moves for _, moves in pairs], call
+
+    def _base(self, storage: int) -> tuple[int, bool]:
+        owner = self.plan.owner[storage]
+        if owner < 0 or storage in self.fixed:
+            return storage, False
+        rank = self.local_rank[self.plan.local[storage]]
+        return self.copy_base + (owner - _TEMPLATE) * self.copy_count + rank, True
 
     _born: list[Storage] = []
 
@@ -553,12 +596,16 @@ class _Writer:
             instance += self.extra
         if instance == place[0]:
             return module
+        known = self.modules_of.get((module, instance))
+        if known is not None:
+            return known
         path = self.plan.stack.path_of(instance, *place[1:])
         number = self.module_ids.get(path)
         if number is None:
             number = self.module_ids[path] = len(self.modules)
             self.modules.append(path)
             self.module_types.append(self.module_types[module])
+        self.modules_of[module, instance] = number
         return number
 
     # -- calls over lists (foreach, fused) -----------------------------------------------------------
@@ -645,7 +692,7 @@ class _Writer:
 
     def _list_storage(self, storage: int, copy: int) -> int:
         if copy <= 0:
-            return self.new_id[storage]
+            return storage
         return self._copy_id(self.plan.local[storage], copy)
 
     # -- parameters ----------------------------------------------------------------------------------
@@ -661,8 +708,7 @@ class _Writer:
             instance = -1 if place is None else place[0]
             renamed = dataclasses.replace(
                 info,
-                storage=self.new_id[info.storage],
-                name=self._renamed(info.name, info.storage, instance),
+                name=self._renamed(info.name, _LAST + self.extra) if instance == _LAST else info.name,
             )
             if instance == _TEMPLATE:
                 template.append(renamed)
@@ -673,16 +719,21 @@ class _Writer:
         copies = [
             dataclasses.replace(
                 info,
-                name=self._renamed_copy(info.name, _TEMPLATE + copy),
-                storage=self._copy_id(plan.local[self._recorded(info)], copy),
+                name=self._renamed(info.name, _TEMPLATE + copy),
+                storage=self._copy_id(plan.local[info.storage], copy),
             )
             for copy in range(1, self.extra + 1)
             for info in template
         ]
         return before + template + copies + after
 
-    def _recorded(self, info: ParameterInfo) -> int:
-        return self.new_id.index(info.storage)
+
+def _twin(storage: Storage, name: str) -> Storage:
+    """A copy, not born and not dead."""
+    born = 0 if storage.born == 0 else -1
+    return Storage(
+        storage.bytes, storage.dtype, storage.shape, born, None, storage.role, name, -1, storage.device
+    )
 
 
 def _grouped(segments: list[Segment]) -> Iterator[list[Segment]]:
