@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from preflop.errors import BadFile, BadSubject
-from preflop.subject import Subject, batch_sizes, read_json
+from preflop.subject import Subject, batch_sizes, needs_batch, read_json
 
 
 def resolve_config(path: Path, batch: Any, common: dict[str, Any]) -> Subject:
@@ -108,6 +108,8 @@ def _model_class(transformers: Any, config: Any, file: Path) -> Any:
 
 
 def _batch(config: Any, model_class: Any, batch: Any) -> tuple[Callable[[], Any], str, int | None]:
+    if batch is None:
+        raise needs_batch()
     sizes = batch_sizes(batch)
     if sizes is None:
         from preflop.subject import _batch_maker

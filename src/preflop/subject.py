@@ -176,12 +176,24 @@ def _is_module(model: Any) -> bool:
     return torch is not None and isinstance(model, torch.nn.Module)
 
 
+def needs_batch() -> PreflopError:
+    """The error where a model needs a batch and none was given."""
+    return BadSubject(
+        "this model needs a batch: a tensor, a tuple or a mapping of tensors, or a callable that "
+        "makes one.\n"
+        "  On the command line: --batch N (and --seq N) for a named model or a config.json, "
+        "--batch-from FILE:function for a factory."
+    )
+
+
+def no_batch() -> tuple[()]:
+    """The batch of a model whose forward takes nothing; whoever builds the model checks that."""
+    return ()
+
+
 def _batch_maker(batch: Any) -> tuple[Callable[[], Any], str]:
     if batch is None:
-        raise BadSubject(
-            "this model needs a batch: a tensor, a tuple or a mapping of tensors, or a callable that "
-            "makes one (on the command line: --batch-from FILE:function)."
-        )
+        return no_batch, "nothing"
     if callable(batch) and not isinstance(batch, Mapping):
         return batch, getattr(batch, "__qualname__", "batch")
     return (lambda: batch), ""
@@ -210,6 +222,8 @@ def _named_model(name: str, batch: Any, common: dict[str, Any]) -> Subject:
     from preflop.models.catalog import find
 
     facts = find(name)
+    if batch is None:
+        raise needs_batch()
     sizes = batch_sizes(batch)
     if sizes is None:
         make_batch, text = _batch_maker(batch)
