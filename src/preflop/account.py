@@ -76,6 +76,9 @@ class Memory:
     """The steady step, one point per event."""
     reserved_bytes: int | None = None
     """What the device's caching allocator would have reserved; None on a CPU."""
+    allocated_bytes: int | None = None
+    """Peak of what it would have handed out, rounded, with workspaces: what
+    `torch.cuda.max_memory_allocated` reads. None on a CPU."""
     context_bytes: int | None = None
     """CUDA context and kernels, outside the allocator: measured, or a stand-in that assumptions name."""
     fits: bool | None = None

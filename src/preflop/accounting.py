@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from preflop.account import Account as Figures
 from preflop.account import DeviceFacts, Flops, Memory, OperatorRow, Traffic
+from preflop.device_memory import device_memory
 from preflop.errors import PreflopError
 from preflop.hardware.catalog import find
 from preflop.hardware.device import Device, MissingFigure
@@ -22,6 +23,7 @@ from preflop.ledgers.memory import memory, memory_ledger
 from preflop.ledgers.operators import operator_rows
 from preflop.ledgers.six_nd import differences, six_nd, step_tokens
 from preflop.ledgers.traffic import traffic_ledger
+from preflop.ops.workspace_cuda import convolution_bounds
 from preflop.plan.verdict import verdict
 from preflop.precision import find_precision
 from preflop.timing.roofline import on_roofline
@@ -176,16 +178,20 @@ def _tf32(tape: Tape) -> bool:
 
 def _on_device(tape: Tape, counted: Memory, device: Device) -> Memory:
     """The memory with what the device's allocator reserves, its context, and whether it all fits."""
-    reserved = _reserved_bytes(tape, device)
-    context = _context_bytes(device)
+    capability = device.compute_capability
+    if capability is not None:
+        held = device_memory(tape, capability)
+        counted = dataclasses.replace(
+            counted, allocated_bytes=held.allocated_bytes, reserved_bytes=held.reserved_bytes
+        )
+    reserved, context = counted.reserved_bytes, _context_bytes(device)
     try:
         has = device.memory_bytes
     except MissingFigure:
-        return dataclasses.replace(counted, reserved_bytes=reserved, context_bytes=context)
+        return dataclasses.replace(counted, context_bytes=context)
     needs = (counted.peak_bytes if reserved is None else reserved) + (context or 0)
     return dataclasses.replace(
         counted,
-        reserved_bytes=reserved,
         context_bytes=context,
         fits=needs <= has,
         spare_bytes=has - needs,
@@ -202,24 +208,6 @@ def _context_bytes(device: Device) -> int | None:
     return find(_CONTEXT_STAND_IN).context_bytes
 
 
-def _reserved_bytes(tape: Tape, device: Device) -> int | None:
-    """Bytes that CUDA's caching allocator holds at most over the recorded steps, cuBLAS's workspace
-    included; None on a device that is not CUDA's."""
-    from preflop.hardware.allocator import cublas_workspace_bytes, replay
-
-    capability = device.compute_capability
-    if capability is None:
-        return None
-    events = [(0, -1, cublas_workspace_bytes(capability), True)] if tape.calls else []
-    for index, storage in enumerate(tape.storages):
-        if storage.bytes:
-            events.append((storage.born, index, storage.bytes, True))
-            if storage.died is not None:
-                events.append((storage.died, index, storage.bytes, False))
-    events.sort(key=lambda event: (event[0], event[3]))
-    return replay((index, size, birth) for _, index, size, birth in events).reserved_bytes
-
-
 def _assumptions(tape: Tape, totals: FlopsTotals, device: Device | None) -> list[str]:
     said = list(CONVENTIONS)
     if totals.estimates:
@@ -232,7 +220,26 @@ def _assumptions(tape: Tape, totals: FlopsTotals, device: Device | None) -> list
         stands_in = _context_bytes(device)
         what = "fits counts none" if stands_in is None else f"the A100's {bytes_text(stands_in)} stands in"
         said.append(f"nobody measured what a context takes on {device.name}: {what}")
+    said.extend(_convolution_workspace(tape, device))
     recorded_for = CPU if tape.subject is None else tape.subject.device
     if device is not None and recorded_for not in (device.id, device.name):
         said.append(f"recorded as {recorded_for} runs it, priced on {device.name}")
     return said
+
+
+def _convolution_workspace(tape: Tape, device: Device | None) -> list[str]:
+    """What is assumed of cuDNN's workspaces, with the bounds of the largest; nothing without convolutions."""
+    if device is None or device.compute_capability is None:
+        return []
+    bounds = [
+        convolution_bounds(signature)
+        for signature in tape.signatures
+        if signature.op in ("aten.convolution", "aten.convolution_backward")
+    ]
+    if not bounds:
+        return []
+    widest = max(bounds, key=lambda bound: bound.upper)
+    return [
+        "cuDNN does not say what workspace a convolution takes: "
+        f"{bytes_text(widest.assumed)} assumed for the largest, between none and {bytes_text(widest.upper)}"
+    ]

@@ -57,6 +57,7 @@ def _memory(memory: Memory) -> dict[str, Any]:
         "peak_module": memory.peak_module,
         "peak_source": memory.peak_source or None,
         "reserved_bytes": memory.reserved_bytes,
+        "allocated_bytes": memory.allocated_bytes,
         "context_bytes": memory.context_bytes,
         "fits": memory.fits,
         "spare_bytes": memory.spare_bytes,
