@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quantity": set(),
     "files": set(),
     "strides": set(),
+    "strides": set(),
     "precision": set(),
     "optimizers": set(),
     "dtypes": set(),
@@ -259,6 +260,8 @@ COMMANDS = [
     ["hardware", "--json"],
     ["fit", "--device", "h100-sxm", "--gpus", "8"],
     ["dtypes", "1e-8"],
+    ["einsum", "a b, b c, c d -> a d", "a=2", "b=3", "c=4", "d=5", "--device", "h100-sxm"],
+    ["einsum", "b s (h d) -> b h s d", "b=2", "s=3", "h=4", "d=5", "--json"],
     ["models"],
     ["--help"],
 ]

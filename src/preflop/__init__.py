@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from preflop.tape.events import Tape as Tape
     from preflop.tape.file import load as load_tape
     from preflop.tape.file import save as save_tape
+    from preflop.timing.einsum import einsum_cost as einsum_cost
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ _HOMES = {
     "memory_ledger": "ledgers.memory.memory_ledger",
     "traffic_ledger": "ledgers.traffic.traffic_ledger",
     "copies_ledger": "ledgers.copies.copies_ledger",
+    "einsum_cost": "timing.einsum.einsum_cost",
     "Tape": "tape.events.Tape",
     "load_tape": "tape.file.load",
     "save_tape": "tape.file.save",

@@ -45,6 +45,10 @@ class BadFile(PreflopError):
     """A file or folder that cannot be read or written."""
 
 
+class BadExpression(PreflopError):
+    """An expression over named axes that cannot be read, or whose axes have no sizes."""
+
+
 class NotYet(PreflopError):
     """Asked for something that this version does not price. Never answered with a wrong number."""
 
@@ -52,7 +56,7 @@ class NotYet(PreflopError):
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The names closest in spelling to `name`, best first.
 
-    >>> nearest("h100-smx", ["h100-sxm", "a100", "l4"])
+    >>> nearest("h100-smx", ["h100-sxm", "mi300x", "l4"])
     ['h100-sxm']
     """
     by_fold = {candidate.casefold(): candidate for candidate in known}

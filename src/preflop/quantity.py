@@ -6,6 +6,7 @@ Exact: decimal text is not passed through a float, so "70.6B" is 70,600,000,000.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 
 from preflop.errors import BadNumber
@@ -83,6 +84,41 @@ def read_share(text: str, what: str) -> float:
     if not 0 < share <= 1 or number > 1:
         raise _bad(what, text, "a number above 0 and at most 1 (50 % is 0.5)")
     return share
+
+
+def read_sizes(words: Iterable[str]) -> dict[str, int]:
+    """Sizes of named axes as people type them.
+
+    >>> read_sizes(["b=8", "s=2048"])
+    {'b': 8, 's': 2048}
+
+    Raises:
+        BadNumber: a word that is no AXIS=SIZE, or an axis given twice.
+    """
+    sizes: dict[str, int] = {}
+    for word in words:
+        axis, equals, size = word.partition("=")
+        if not equals or not axis.strip():
+            raise BadNumber(f"{word!r} gives no axis a size.\n  Needed: AXIS=SIZE, such as b=8.")
+        if axis.strip() in sizes:
+            raise BadNumber(f"axis {axis.strip()} has two sizes.\n  Give it one.")
+        sizes[axis.strip()] = read_count(size, axis.strip())
+    return sizes
+
+
+def read_strides(text: str) -> tuple[int, ...]:
+    """Strides in elements, 0 or more.
+
+    >>> read_strides("786432, 64, 0, 1")
+    (786432, 64, 0, 1)
+
+    Raises:
+        BadNumber: something that is no whole number, or is negative.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() for part in parts):
+        raise _bad("--strides", text, "whole numbers of 0 or more, with commas between: 4096,64,1")
+    return tuple(int(part) for part in parts)
 
 
 def require_positive(**values: float) -> None:

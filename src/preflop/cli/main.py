@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("verify", "Run two real steps here and compare them with the prediction."),
     "models": ("models", "The models Preflop knows by name."),
     "hardware": ("hardware", "The devices Preflop knows, with a source for each figure."),
+    "einsum": ("einsum", "Price an expression over named axes, forward and backward."),
     "dtypes": ("dtypes", "What each number format holds, and what a value becomes in it."),
 }
 
