@@ -189,7 +189,7 @@ def test_unknown_dtype_is_said():
 
 
 def test_letters_without_blanks_are_axes():
-    """ "bsd,df->bsf" is read as torch reads it; a word that has a size is one axis."""
+    """Read as torch reads it, "bsd,df->bsf" has one-letter axes; a word that has a size is one axis."""
     assert parse("bsd,df->bsf", {"b": 1, "s": 2, "d": 3, "f": 4}).text == "b s d, d f -> b s f"
     assert parse("seq,seq->seq", {"seq": 4}).text == "seq, seq -> seq"
 

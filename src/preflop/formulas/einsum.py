@@ -79,7 +79,7 @@ def parse(text: str, sizes: Mapping[str, int]) -> Expression:
     >>> parse("b s d, d f -> b f", dict(b=8, s=2048, d=4096))
     Traceback (most recent call last):
     preflop.errors.BadExpression: 'b s d, d f -> b f': no size for f.
-      Give one for each axis: f=...
+      Give one for each: f=...
 
     Raises:
         BadExpression: it cannot be read, an axis has no size, or a size no axis.
@@ -114,7 +114,7 @@ def _axes(part: str, letters: bool, text: str) -> Axes:
         if not _AXIS.match(word):
             raise BadExpression(
                 f"{text!r}: {word!r} is no axis.\n"
-                "  An axis is a name, such as b or heads; parentheses and 1 belong to patterns of one operand."
+                "  An axis is a name, such as b or heads; parentheses are for patterns of one operand."
             )
     return words
 
@@ -141,7 +141,7 @@ def _check_sizes(text: str, axes: Sequence[str], sizes: Mapping[str, int]) -> No
     if missing:
         raise BadExpression(
             f"{text!r}: no size for {', '.join(missing)}.\n"
-            f"  Give one for each axis: {' '.join(f'{axis}=...' for axis in missing)}"
+            f"  Give one for each: {' '.join(f'{axis}=...' for axis in missing)}"
         )
     extra = [axis for axis in sizes if axis not in axes]
     if extra:

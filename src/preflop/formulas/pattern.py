@@ -9,7 +9,7 @@ Source: einops, https://einops.rocks/api/rearrange; einops/einops.py, `_apply_re
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from preflop.errors import BadExpression
@@ -131,9 +131,9 @@ def _flat(groups: Sequence[Group]) -> list[str]:
     return [axis for group in groups for axis in group]
 
 
-def _product(sizes: Sequence[int] | object) -> int:
+def _product(sizes: Iterable[int]) -> int:
     result = 1
-    for size in sizes:  # type: ignore[attr-defined]
+    for size in sizes:
         result *= size
     return result
 

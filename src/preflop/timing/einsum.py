@@ -289,9 +289,10 @@ def _priced(
     ]
     flops = sum(row.flops for row in rows)
     read, write = sum(row.read_bytes for row in rows), sum(row.write_bytes for row in rows)
+    intensity = flops / (read + write) if rows else None
     bound, lower_s, expected_s = _times(rows, pricing)
     return ExpressionCost(
-        text, operand, flops, read, write, flops / (read + write) if rows else None, bound, lower_s, expected_s,
+        text, operand, flops, read, write, intensity, bound, lower_s, expected_s,
         copied, note,
     )  # fmt: skip
 
