@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,41 +18,41 @@ from preflop.record.recorder import Recorder
 from preflop.record.target import target_rules
 from preflop.subject import Subject, users_error
 from preflop.tape.events import ParameterInfo, Role, SubjectInfo, Tape
-from preflop.transforms.depth import Refused, deepen
+from preflop.tape.stack import Stack
 
 STEPS = 2
 """The first makes the optimizer's states, the second is the steady state."""
 
 
-def record_subject(subject: Subject, *, fold: bool = True) -> Tape:
-    """The tape of two optimizer steps of the subject.
-
-    Args:
-        fold: record a stack of equal blocks once and replay it, where that is proved to be the same.
+def record_subject(subject: Subject) -> Tape:
+    """The tape of two optimizer steps of the subject, every call recorded.
 
     Raises:
         PreflopError: the subject cannot be built or run; its own error is given once.
     """
-    if not fold:
-        return _record(subject, [], [])
+    return _record(subject, [], [])
+
+
+@dataclass(frozen=True, slots=True)
+class CutTape:
+    """A tape of the model with its stacks cut down, and what was cut."""
+
+    tape: Tape
+    stacks: tuple[Stack, ...]
+    reasons: tuple[str, ...]
+    """Why a stack was left whole."""
+
+
+def record_cut(subject: Subject) -> CutTape:
+    """As `record_subject`, of the model with each stack of equal blocks cut down to a few.
+
+    Raises:
+        PreflopError: as `record_subject`; also where only the cut model does not run.
+    """
     folds: list[Fold] = []
     reasons: list[str] = []
-    try:
-        tape = _record(subject, folds, reasons, cut_stacks=True)
-        for one in folds:
-            tape = deepen(tape, one.stack)
-    except Refused as refused:
-        reasons.append(str(refused))
-    except PreflopError:
-        if not folds:
-            raise
-        reasons.append("the model does not run with fewer blocks")
-    else:
-        tape.assumptions.extend(f"recorded in full, not folded: {reason}" for reason in reasons)
-        return tape
-    tape = _record(subject, [], [])
-    tape.assumptions.extend(f"recorded in full, not folded: {reason}" for reason in reasons)
-    return tape
+    tape = _record(subject, folds, reasons, cut_stacks=True)
+    return CutTape(tape, tuple(fold.stack for fold in folds), tuple(reasons))
 
 
 def _record(
@@ -208,6 +209,7 @@ def _subject_info(subject: Subject, batch: Any) -> SubjectInfo:
         samples=samples,
         device=subject.device,
         torch_version=torch.__version__,
+        cpu_threads=torch.get_num_threads(),
     )
 
 

@@ -186,6 +186,8 @@ class SubjectInfo:
     device: str
     """Device id whose rules the recording followed, or "cpu"."""
     torch_version: str = ""
+    cpu_threads: int = 1
+    """Threads of the CPU that recorded: some CPU kernels take scratch once per thread."""
 
 
 @dataclass(slots=True)
