@@ -10,6 +10,7 @@ import gc
 import logging
 import random
 import sys
+import warnings
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from preflop.errors import BadSubject, PreflopError
 from preflop.record import assume, by_value, engine
+from preflop.record.before import Before
 from preflop.record.eager import Eager
 from preflop.record.fake import (
     FLOAT_LIMIT_BYTES,
@@ -80,7 +82,8 @@ class Recorder(TorchDispatchMode):
         self.recording = True
         self.step = 0
         self.microbatch = 0
-        engine.sole_references()
+        with warnings.catch_warnings():  # what torch imports for fake tensors sets filters of its own
+            engine.sole_references()
         self.signatures: list[Signature] = []
         self.calls: list[Call] = []
         self.marks: list[Mark] = []
@@ -91,8 +94,7 @@ class Recorder(TorchDispatchMode):
         """Storage ids of real tensors whose values a fake call would have written."""
         self._made_by: dict[int | None, int] = {}
         """Storage id -> sequence number of the backward node that made it."""
-        self._foreign: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._grads: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self._before = Before()
         self.masks: dict[int, Count] = {}
         """Storage id -> attended pairs, of floating masks made from known booleans."""
         self.protect = False
@@ -110,7 +112,11 @@ class Recorder(TorchDispatchMode):
             gc.freeze()
         self._rng_reader = torch.get_rng_state
         torch.get_rng_state = self._read_rng_state
+        self._warnings = warnings.catch_warnings()
+        self._warnings.__enter__()
         self._eager = Eager().__enter__()
+        if self.protect:
+            self._before.watch_optimizers()
         # torch logs every refusal of a fake kernel as an error; ours are handled or reported.
         self._log_level = _FAKE_LOG.level
         _FAKE_LOG.setLevel(logging.CRITICAL)
@@ -126,21 +132,13 @@ class Recorder(TorchDispatchMode):
             self._eager.__exit__(*error)
             torch.get_rng_state = self._rng_reader
             _FAKE_LOG.setLevel(self._log_level)
-            self._restore()
+            self._before.restore()
+            self._warnings.__exit__(*error)
             _set_random_states(self._random)
             if self._froze:
                 gc.unfreeze()
             if self._gc:
                 gc.enable()
-
-    def _restore(self) -> None:
-        for tensor, saved in self._foreign.values():
-            with torch.no_grad():
-                tensor.copy_(saved)
-        for leaf, grad in self._grads.values():
-            leaf.grad = grad
-        self._foreign.clear()
-        self._grads.clear()
 
     def _read_rng_state(self) -> torch.Tensor:
         """torch.get_rng_state, whose result is memory that no dispatcher sees (checkpoint keeps it)."""
@@ -458,16 +456,17 @@ class Recorder(TorchDispatchMode):
         if number is None:
             number = self.table.was_there(tensor, Role.BUFFER)
         self._stale.add(number)
+        if self.protect and self.table.storages[number].born == 0:
+            self._before.save_version(tensor)
 
     def _save_foreign(self, tensor: torch.Tensor) -> None:
         number = self.table.known(tensor)
-        if (number is None or self.table.storages[number].born == 0) and id(tensor) not in self._foreign:
-            self._foreign[id(tensor)] = (tensor, tensor.detach().clone())
+        if number is None or self.table.storages[number].born == 0:
+            self._before.save_values(tensor)
 
     def save_grad(self, leaf: torch.Tensor) -> None:
         """Remember the gradient of a leaf from before the recording; it is put back at the end."""
-        if id(leaf) not in self._grads:
-            self._grads[id(leaf)] = (leaf, leaf.grad)
+        self._before.save_grad(leaf)
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -500,6 +499,8 @@ class Recorder(TorchDispatchMode):
         if number is None:
             # Memory that no call made and nobody declared: a plain tensor attribute, a closure's.
             role = Role.PARAMETER if tensor.requires_grad and tensor.is_leaf else Role.BUFFER
+            if self.protect and role is Role.PARAMETER:
+                self.save_grad(tensor)
             number = self.table.was_there(tensor, role)
         return number
 
