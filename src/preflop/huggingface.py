@@ -94,6 +94,16 @@ def _model_class(transformers: Any, config: Any, file: Path) -> Any:
         found = getattr(transformers, name, None)
         if found is not None:
             return found
+    if names:
+        from preflop.errors import nearest
+
+        near = nearest(names[0], [n for n in dir(transformers) if n.startswith(names[0][:2])])
+        raise BadSubject(
+            f"{file}: transformers {transformers.__version__} has no class {', '.join(names)} "
+            "(\"architectures\")."
+            + (f"\n  Nearest: {', '.join(near)}." if near else "")
+            + "\n  Where its code is your own, give a factory: path/file.py:function."
+        )
     auto = transformers.models.auto.modeling_auto
     for mapping in (auto.MODEL_FOR_CAUSAL_LM_MAPPING, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
                     auto.MODEL_FOR_MASKED_LM_MAPPING, auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING):

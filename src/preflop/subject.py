@@ -194,6 +194,13 @@ def no_batch() -> tuple[()]:
 def _batch_maker(batch: Any) -> tuple[Callable[[], Any], str]:
     if batch is None:
         return no_batch, "nothing"
+    if isinstance(batch, Mapping) and batch and set(batch) <= {"batch_size", "sequence_length"}:
+        raise BadSubject(
+            "batch_size and sequence_length (--batch, --seq) size the batch of a named model or a "
+            "config.json; for this model they do not say what a batch is.\n"
+            "  Give the batch itself: a tensor, a tuple or a mapping of tensors, or a callable that makes "
+            "one (on the command line: --batch-from FILE:function)."
+        )
     if callable(batch) and not isinstance(batch, Mapping):
         return batch, getattr(batch, "__qualname__", "batch")
     return (lambda: batch), ""

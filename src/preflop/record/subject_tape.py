@@ -120,7 +120,8 @@ def _run(
         except PreflopError:
             raise
         except Exception as error:
-            raise users_error("running the step", error) from error
+            doing = f"running the step with the batch {prepare.batch_text(batch) or "()"}"
+            raise users_error(doing, error) from error
 
 
 def _observe(

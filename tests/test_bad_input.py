@@ -1,0 +1,298 @@
+"""Bad input through the command: exit status 2, one clear message on standard error, no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# One process answers many cases: importing torch takes seconds. Each case runs `run` of the command's
+# own entry point, which is what the console script calls; a few run as commands of their own.
+_MANY = """
+import contextlib, io, json, os, sys
+from preflop.cli.main import run, _status_of
+def one(words):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = run(words)
+        except BaseException as error:
+            import traceback; traceback.print_exc(); status = repr(error)
+    return [status, out.getvalue(), err.getvalue()]
+print(json.dumps([one(words) for words in json.loads(sys.stdin.read())]))
+"""
+
+MODELS = '''
+import torch
+from torch import nn
+
+def fine():
+    return nn.Linear(8, 4)
+
+def raising():
+    size = 4
+    raise ValueError("width must divide heads")  # the user's own error
+
+def no_forward():
+    class Empty(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.l = nn.Linear(2, 2)
+    return Empty()
+
+def not_a_model():
+    return 3
+
+def no_parameters():
+    return nn.Tanh()
+
+def positions():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.places = nn.Embedding(50, 8), nn.Embedding(16, 8)
+        def forward(self, ids):
+            return self.words(ids) + self.places(torch.arange(ids.shape[1]))
+    return Model()
+
+def raising_forward():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.l = nn.Linear(8, 8)
+        def forward(self, x):
+            h = self.l(x)
+            raise KeyError("attention_mask")
+    return Model()
+
+def batch():
+    return torch.zeros(2, 8)
+
+def ids():
+    return torch.zeros(2, 32, dtype=torch.int64)
+
+def wrong_batch():
+    return torch.zeros(2, 9)
+
+def raising_batch():
+    raise OSError("no data here")
+
+def odd_batch():
+    return 5
+
+def no_scalar(output):
+    return output
+
+def no_gradient(output):
+    return output.detach().mean()
+
+def number(output):
+    return 1.0
+
+not_callable = 3
+'''
+
+CONFIG = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 100, "n_positions": 64}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with models, batches, tapes and configurations, good and bad."""
+    folder = tmp_path_factory.mktemp("bad_input")
+    (folder / "m.py").write_text(MODELS)
+    (folder / "syntax.py").write_text("def f(:\n    pass\n")
+    (folder / "importing.py").write_text("import torch\nraise RuntimeError('cannot connect')\n")
+    for name, change in {
+        "no_type": {"model_type": None}, "unknown_type": {"model_type": "gpt22"},
+        "impossible": {"n_embd": -32}, "text": {"n_layer": "two"}, "indivisible": {"n_head": 3},
+        "fine": {}, "unknown_class": {"architectures": ["NoSuchModel"]},
+    }.items():
+        fields = {key: value for key, value in {**CONFIG, **change}.items() if value is not None}
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(fields))
+    (folder / "broken").mkdir()
+    (folder / "broken" / "config.json").write_text("{not json")
+    (folder / "list").mkdir()
+    (folder / "list" / "config.json").write_text("[1, 2]")
+    (folder / "empty").mkdir()
+    (folder / "not.tape").write_bytes(b"hello")
+    (folder / "empty.tape").write_bytes(b"")
+    return folder
+
+
+F, B = ["account", "m.py:fine"], ["--batch-from", "m.py:batch"]
+
+CASES: dict[str, tuple[list[str], list[str]]] = {
+    "unknown command": (["acount", "gpt2"], ["acount", "account"]),
+    "unknown model": (["account", "gtp2", "--batch", "1", "--seq", "8"], ["gtp2", "gpt2", "preflop models"]),
+    "unknown device": (["account", "gpt2", "--batch", "1", "--seq", "8", "--device", "h100-smx"],
+                       ["h100-smx", "h100", "preflop hardware"]),
+    "unknown precision": (["account", "gpt2", "--batch", "1", "--seq", "8", "--precision", "bf61"],
+                          ["bf61", "bf16"]),
+    "unknown optimizer": (["account", "gpt2", "--batch", "1", "--seq", "8", "--optimizer", "adamv"],
+                          ["adamv", "adamw"]),
+    "unknown recompute": (["account", "gpt2", "--batch", "1", "--seq", "8", "--recompute", "all"],
+                          ["all", "block"]),
+    "unknown option": (["account", "gpt2", "--bach", "1"], ["--bach"]),
+    "no model": (["account"], ["MODEL"]),
+    "no batch": (["account", "gpt2"], ["batch", "--batch"]),
+    "no sequence": (["account", "gpt2", "--batch", "1"], ["sequence", "--seq"]),
+    "sequence for images": (["account", "resnet-50", "--batch", "1", "--seq", "8"], ["images", "--seq"]),
+    "sequence too long": (["account", "gpt2", "--batch", "1", "--seq", "2048"], ["2048", "1024"]),
+    "zero batch": (["account", "gpt2", "--batch", "0", "--seq", "8"], ["--batch", "0"]),
+    "negative batch": (["account", "gpt2", "--batch=-3", "--seq", "8"], ["--batch", "-3"]),
+    "half a batch": (["account", "gpt2", "--batch", "1.5", "--seq", "8"], ["--batch", "1.5"]),
+    "not a number": (["account", "gpt2", "--batch", "nan", "--seq", "8"], ["--batch", "nan"]),
+    "infinite": (["account", "gpt2", "--batch", "1", "--seq", "inf"], ["--seq", "inf"]),
+    "words": (["account", "gpt2", "--batch", "many", "--seq", "8"], ["--batch", "many"]),
+    "zero microbatches": (["account", "gpt2", "--batch", "1", "--seq", "8", "--microbatches", "0"],
+                          ["--microbatches", "0"]),
+    "two GPUs": (["account", "gpt2", "--batch", "1", "--seq", "8", "--gpus", "2"], ["2", "one device"]),
+    "sharding": (["account", "gpt2", "--batch", "1", "--seq", "8", "--shard", "fsdp"], ["fsdp", "one device"]),
+    "NaN tokens": (["time", "--params", "70e9", "--tokens", "nan", "--gpus", "8",
+                    "--device", "h100-sxm", "--mfu", "0.5"], ["nan"]),
+    "infinite parameters": (["time", "--params", "inf", "--tokens", "1e12", "--gpus", "8",
+                             "--device", "h100-sxm", "--mfu", "0.5"], ["inf"]),
+    "missing file": (["account", "nowhere.py:model", *B], ["nowhere.py"]),
+    "missing function": (["account", "m.py:fime", *B], ["fime", "fine"]),
+    "not a function": (["account", "m.py:not_callable", *B], ["not_callable", "int"]),
+    "missing module": (["account", "no_such_package.models:model", *B], ["no_such_package"]),
+    "syntax error": (["account", "syntax.py:f", *B], ["syntax.py", "SyntaxError"]),
+    "file that raises": (["account", "importing.py:f", *B], ["cannot connect", "importing.py:2"]),
+    "factory that raises": (["account", "m.py:raising", *B],
+                            ["width must divide heads", "ValueError", "m.py:10"]),
+    "factory of something else": (["account", "m.py:not_a_model", *B], ["int", "nn.Module"]),
+    "no forward": (["account", "m.py:no_forward", *B], ["Empty", "forward"]),
+    "forward that raises": (["account", "m.py:raising_forward", *B], ["KeyError", "attention_mask", "m.py:41"]),
+    "batch that does not fit": ([*F, "--batch-from", "m.py:wrong_batch"], ["2, 9", "8, 4", "batch"]),
+    "batch that raises": ([*F, "--batch-from", "m.py:raising_batch"], ["no data here", "m.py:"]),
+    "batch without tensors": ([*F, "--batch-from", "m.py:odd_batch"], ["int", "tensor"]),
+    "factory without a batch": (F, ["--batch-from"]),
+    "sizes for a factory": ([*F, "--batch", "2"], ["--batch-from"]),
+    "both batches": ([*F, *B, "--batch", "2"], ["--batch-from", "--batch"]),
+    "positions": (["account", "m.py:positions", "--batch-from", "m.py:ids"], ["16", "positions"]),
+    "loss of many numbers": ([*F, *B, "--loss", "m.py:no_scalar"], ["(2, 4)", "mean"]),
+    "loss without gradient": ([*F, *B, "--loss", "m.py:no_gradient"], ["gradient"]),
+    "loss that is no tensor": ([*F, *B, "--loss", "m.py:number"], ["float", "tensor"]),
+    "missing loss": ([*F, *B, "--loss", "m.py:lost"], ["lost", "m.py"]),
+    "no blocks": ([*F, *B, "--recompute", "block"], ["blocks"]),
+    "config without type": (["account", "no_type", "--batch", "1", "--seq", "8"], ["model_type"]),
+    "config of unknown type": (["account", "unknown_type", "--batch", "1", "--seq", "8"], ["gpt22", "gpt2"]),
+    "config with negative size": (["account", "impossible", "--batch", "1", "--seq", "8"], ["n_embd", "-32"]),
+    "config with text": (["account", "text", "--batch", "1", "--seq", "8"], ["n_layer", "two"]),
+    "config that cannot be": (["account", "indivisible", "--batch", "1", "--seq", "8"], ["divi"]),
+    "config of unknown class": (["account", "unknown_class", "--batch", "1", "--seq", "8"], ["NoSuchModel"]),
+    "config that is no JSON": (["account", "broken", "--batch", "1", "--seq", "8"], ["JSON"]),
+    "config that is a list": (["account", "list", "--batch", "1", "--seq", "8"], ["model_type"]),
+    "folder without config": (["account", "empty", "--batch", "1", "--seq", "8"], ["config.json"]),
+    "config: sequence too long": (["account", "fine", "--batch", "1", "--seq", "65"], ["65", "64"]),
+    "config: no sequence": (["account", "fine", "--batch", "1"], ["--seq"]),
+    "config: no batch": (["account", "fine"], ["--batch"]),
+    "foreign tape": (["account", "not.tape"], ["not.tape"]),
+    "empty tape": (["account", "empty.tape"], ["empty.tape"]),
+    "missing tape": (["account", "nowhere.tape"], ["nowhere.tape"]),
+    "tape to a wrong name": ([*F, *B, "--tape", "x.json"], [".tape"]),
+    "page into a missing folder": ([*F, *B, "--html", "no/such/folder/page.html"], ["no/such/folder"]),
+    "roofline on nothing": (["roofline", "m.py:fine", *B, "--out", "x.svg"], ["device"]),
+}
+
+
+@pytest.fixture(scope="module")
+def answers(place) -> dict[str, tuple[int, str, str]]:
+    """Exit status, output and message of every case."""
+    done = subprocess.run(
+        [sys.executable, "-c", _MANY], input=json.dumps([words for words, _ in CASES.values()]),
+        capture_output=True, text=True, check=False, cwd=place,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {name: tuple(answer) for name, answer in zip(CASES, json.loads(done.stdout.splitlines()[-1]))}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input(name, answers):
+    """Status 2; the message says what is wrong; nothing on standard output; no traceback."""
+    status, out, err = answers[name]
+    _, said = CASES[name]
+    assert status == 2, (status, out[:500], err[-2000:])
+    assert out == ""
+    assert "Traceback" not in err
+    assert "bug in Preflop" not in err
+    assert err.startswith("preflop: ")
+    assert len(err.strip().splitlines()) <= 8, err
+    for words in said:
+        assert words in err, err
+
+
+def test_a_factorys_error_stands_once(answers):
+    """The user's own message is not repeated."""
+    assert answers["factory that raises"][2].count("width must divide heads") <= 2
+    assert answers["file that raises"][2].count("RuntimeError") <= 2
+
+
+def test_no_parameters_is_not_bad_input(place):
+    """A model without parameters is priced."""
+    done = command(place, "account", "m.py:no_parameters", *B, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["memory"]["columns"]["parameters"]["bytes"] == 0
+
+
+def command(place: Path, *words: str, **options) -> subprocess.CompletedProcess[str]:
+    """The command as a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", "from preflop.cli.main import main; main()", *words],
+        capture_output=True, text=True, check=False, cwd=place,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, **options,
+    )
+
+
+def test_a_full_disk_leaves_nothing_half_written(place):
+    """A page that does not fit on the disk is refused, and an older one stays whole."""
+    page = place / "page.html"
+    page.write_text("the older page")
+
+    def small_disk():
+        import resource
+        import signal
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+
+    before = sorted(p.name for p in place.iterdir())
+    done = command(place, "account", "m.py:fine", *B, "--html", "page.html", preexec_fn=small_disk)
+    assert done.returncode == 2, done.stderr
+    assert "page.html" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert page.read_text() == "the older page"
+    assert [n for n in sorted(p.name for p in place.iterdir()) if n != "__pycache__"] == [
+        n for n in before if n != "__pycache__"
+    ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+def test_a_full_device(place):
+    """Writing a page to a full device is a message, not a traceback."""
+    done = command(place, "account", "m.py:fine", *B, "--html", "/dev/full")
+    assert done.returncode == 2, done.stderr
+    assert "/dev/full" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_damaged_and_newer_tapes(place):
+    """A truncated tape, and one of a newer version, are named."""
+    done = command(place, "account", "m.py:fine", *B, "--tape", "good.tape")
+    assert done.returncode == 0, done.stderr
+    whole = (place / "good.tape").read_bytes()
+    (place / "cut.tape").write_bytes(whole[: len(whole) // 2])
+    cut = command(place, "account", "cut.tape")
+    assert cut.returncode == 2
+    assert "cut.tape" in cut.stderr
+    assert "Traceback" not in cut.stderr
+    assert command(place, "account", "good.tape").returncode == 0
+    changed = command(place, "account", "good.tape", "--batch", "4")
+    assert changed.returncode == 2
+    assert "--batch" in changed.stderr
