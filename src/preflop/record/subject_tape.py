@@ -120,7 +120,7 @@ def _run(
         except PreflopError:
             raise
         except Exception as error:
-            doing = f"running the step with the batch {prepare.batch_text(batch) or "()"}"
+            doing = f"running the step with the batch {prepare.batch_text(batch) or '()'}"
             raise users_error(doing, error) from error
 
 
