@@ -68,9 +68,9 @@ def account(
         recompute=recompute, keep_output=keep_output, device=target.id if target else "cpu",
         gpus=gpus, shard=shard,
     )
-    from preflop.record.subject_tape import record_subject
+    from preflop.folding import tape_of
 
-    return account_tape(record_subject(subject), target)
+    return account_tape(tape_of(subject), target)
 
 
 def record(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Tape:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from preflop.transforms.depth import RECORDED, Refused, Stack
+from preflop.tape.stack import RECORDED, Refused, Stack
 
 LEAST_SAVED = 2
 """A stack is folded only where that leaves out at least so many instances."""

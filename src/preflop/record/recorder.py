@@ -157,6 +157,7 @@ class Recorder(TorchDispatchMode):
 
     def tape(self, subject: SubjectInfo | None, steps: int) -> Tape:
         """What was recorded."""
+        self.table.order_deaths()
         tape = Tape(
             subject=subject,
             signatures=self.signatures,

@@ -55,6 +55,26 @@ class StorageTable:
         entry.role = role
         entry.name = name or entry.name
 
+    def order_deaths(self) -> None:
+        """Deaths with nothing between them get the order in which the storages were made.
+
+        Where torch frees a table at once (autocast's cache of casts), the order is that of addresses:
+        it says nothing, and would make two recordings of one step differ.
+        """
+        died = sorted(
+            (storage.died, number)
+            for number, storage in enumerate(self.storages)
+            if storage.died is not None
+        )
+        start = 0
+        for position in range(1, len(died) + 1):
+            if position < len(died) and died[position][0] == died[position - 1][0] + 1:
+                continue
+            run = died[start:position]
+            for tick, number in zip((tick for tick, _ in run), sorted(n for _, n in run)):
+                self.storages[number].died = tick
+            start = position
+
     def close(self) -> None:
         """Stop watching."""
         self._watches.clear()

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from preflop.record.target_kernels import composite
+
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
 
@@ -247,8 +249,8 @@ def install(
     ) -> torch.Tensor:
         call = _Call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if not any(isinstance(tensor, FakeTensor) for tensor in (query, key, value)):
-            return original.decompose(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            return composite(  # type: ignore[no-any-return]
+                original, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
         backend = choose(call.question(capability), Enabled.now())
         assumed(f"attention runs as CUDA's {backend.value} kernel, as torch would choose it.")

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from preflop.record.target_kernels import composite
+
 Kernel = Callable[..., Any]
 
 AUTOCAST = "AutocastCPU"
@@ -152,7 +154,7 @@ class _Caster:
 
     def _catch(self, tensor: torch.Tensor, weight: torch.Tensor) -> Any:
         if self._caught is None:
-            return self._prelu.decompose(tensor, weight)
+            return composite(self._prelu, tensor, weight)
         self._caught.append(tensor)
         return tensor
 

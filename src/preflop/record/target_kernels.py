@@ -29,6 +29,12 @@ def install(library: torch.library.Library) -> None:
         library.impl("_fused_rms_norm_backward", _never, "CPU")
 
 
+def composite(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """What torch's C++ does for the operator on every device (`OpOverload.decompose` would prefer Python's
+    decompositions, which do not always make the same calls)."""
+    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
 def _never(*_: Any, **__: Any) -> Any:
     raise RuntimeError("this operator runs on CUDA only; a recording answers it without running it")
 
@@ -41,7 +47,7 @@ def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
     """
     if train and 0 < p < 1 and tensor.numel() > 0:
         return aten.native_dropout(tensor, p, train)[0]  # type: ignore[no-any-return]
-    return aten.dropout.default.decompose(tensor, p, train)  # type: ignore[no-any-return]
+    return composite(aten.dropout.default, tensor, p, train)  # type: ignore[no-any-return]
 
 
 def _softmax(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -52,14 +58,14 @@ def _softmax(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -
     """
     if tensor.dtype is torch.float16 and dtype is torch.float32:
         return aten._softmax(tensor, dim, True)  # type: ignore[no-any-return]
-    return aten.softmax.int.decompose(tensor, dim, dtype)  # type: ignore[no-any-return]
+    return composite(aten.softmax.int, tensor, dim, dtype)  # type: ignore[no-any-return]
 
 
 def _log_softmax(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The same for log_softmax (`log_softmax` in SoftMax.cpp)."""
     if tensor.dtype is torch.float16 and dtype is torch.float32:
         return aten._log_softmax(tensor, dim, True)  # type: ignore[no-any-return]
-    return aten.log_softmax.int.decompose(tensor, dim, dtype)  # type: ignore[no-any-return]
+    return composite(aten.log_softmax.int, tensor, dim, dtype)  # type: ignore[no-any-return]
 
 
 # Which outputs CUDA makes in the accumulation dtype: statistics of 16-bit inputs are fp32.

@@ -18,49 +18,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from preflop.tape.events import Call, Mark, ParameterInfo, Phase, Ref, Role, Signature, Storage, Tape
+from preflop.tape.events import Call, Mark, ParameterInfo, Phase, Ref, Signature, Storage, Tape
+from preflop.tape.stack import RECORDED, Refused, Stack
 
-RECORDED = 4
-"""Instances that are recorded: first, checked, template, last."""
 _CHECKED, _TEMPLATE, _LAST = 1, 2, 3
-
-
-class Refused(Exception):
-    """The fold does not hold; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """Where the folded blocks stand in the model."""
-
-    path: str
-    """Dotted path of the container: "blocks", "model.layers"."""
-    first: int
-    """Number of the first folded block in the container (those before it differ)."""
-    period: int
-    """Blocks per instance (2 where two kinds alternate)."""
-    instances: int
-    """Instances the real model has."""
-
-    def locate(self, module: str) -> tuple[int, int, str] | None:
-        """(instance, block within it, rest of the path) of a module or parameter path, else None."""
-        prefix = f"{self.path}." if self.path else ""
-        if not module.startswith(prefix):
-            return None
-        head, _, rest = module[len(prefix) :].partition(".")
-        if not head.isdigit():
-            return None
-        number = int(head) - self.first
-        if not 0 <= number < self.period * RECORDED:
-            return None
-        return number // self.period, number % self.period, rest
-
-    def path_of(self, instance: int, block: int, rest: str) -> str:
-        """The inverse of `locate`, for any instance."""
-        prefix = f"{self.path}." if self.path else ""
-        number = self.first + instance * self.period + block
-        return f"{prefix}{number}" + (f".{rest}" if rest else "")
-
 
 BIRTH, CALL, DEATH, MARK = 0, 1, 2, 3
 
@@ -189,20 +150,15 @@ class _Unfold:
         return current.instance
 
     def _runs_of_deaths(self, events: list[tuple[int, int]]) -> dict[int, int]:
-        """Start -> end of the runs of deaths between a step's last backward and its end.
-
-        Such a run may free something of every instance in order (zero_grad, lists of temporaries).
-        """
-        spans = _optimizer_spans(self.tape)
+        """Start -> end of the runs of deaths that may free something of every instance in order:
+        `zero_grad`, lists of temporaries, autocast's cache."""
         runs: dict[int, int] = {}
         start = 0
         for position in range(len(events) + 1):
             if position < len(events) and events[position][0] == DEATH:
                 continue
             if position - start >= RECORDED:
-                died = self.tape.storages[events[start][1]].died or 0
-                if any(begin <= died <= end for begin, end in spans):
-                    runs[start] = position
+                runs[start] = position
             start = position + 1
         return runs
 
@@ -338,17 +294,6 @@ def _events(tape: Tape) -> list[tuple[int, int]]:
     ordered.extend((mark.tick, MARK, number) for number, mark in enumerate(tape.marks))
     ordered.sort()
     return [(kind, index) for _, kind, index in ordered]
-
-
-def _optimizer_spans(tape: Tape) -> list[tuple[int, int]]:
-    """Ticks from the end of a step's last backward to the step's end."""
-    spans = []
-    for step in range(tape.steps):
-        ends = [m.tick for m in tape.marks if m.step == step and m.name == "backward_end"]
-        stop = [m.tick for m in tape.marks if m.step == step and m.name == "step_end"]
-        if ends and stop:
-            spans.append((max(ends), max(stop)))
-    return spans
 
 
 def _lists(args: Any) -> Iterator[list[int]]:
@@ -750,5 +695,3 @@ def _grouped(segments: list[Segment]) -> Iterator[list[Segment]]:
     if group:
         yield group
 
-
-__all__ = ["RECORDED", "Refused", "Role", "Stack", "deepen"]

@@ -1,0 +1,47 @@
+"""The tape of a subject, its stacks of equal blocks recorded once: where recording meets `deepen`.
+
+May import: record [torch], transforms, tape, subject, errors.
+"""
+
+from __future__ import annotations
+
+from preflop.errors import PreflopError
+from preflop.record.subject_tape import CutTape, record_cut, record_subject
+from preflop.subject import Subject
+from preflop.tape.events import Tape
+from preflop.tape.stack import Refused
+from preflop.transforms.depth import deepen
+
+
+def tape_of(subject: Subject) -> Tape:
+    """The tape of two optimizer steps: folded where the blocks are proved to repeat, else in full.
+
+    A stack that is left whole is named, with the reason, in the tape's assumptions.
+
+    Raises:
+        PreflopError: the subject cannot be built or run.
+    """
+    try:
+        cut = record_cut(subject)
+    except PreflopError:
+        # It may only be the cut model that does not run; if not, this raises the user's error.
+        return record_subject(subject)
+    try:
+        tape = unfold(cut)
+    except Refused as refused:
+        tape = record_subject(subject)
+        tape.assumptions.append(f"recorded in full, not folded: {refused}")
+    return tape
+
+
+def unfold(cut: CutTape) -> Tape:
+    """The tape of the whole model from that of the cut one.
+
+    Raises:
+        Refused: the blocks do not repeat.
+    """
+    tape = cut.tape
+    for stack in cut.stacks:
+        tape = deepen(tape, stack)
+    tape.assumptions.extend(f"recorded in full, not folded: {reason}" for reason in cut.reasons)
+    return tape

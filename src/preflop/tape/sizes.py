@@ -1,0 +1,338 @@
+"""Parametric tapes: every size of a tape as a polynomial in batch B and sequence length S.
+
+The calls of a step do not change with its sizes (for ordinary models); every dimension, stride and
+storage size is an integer polynomial with the basis 1, B, S, BS, S^2, BS^2. `fit` finds the
+coefficients exactly from tapes recorded at a grid of sizes and `check` holds them against tapes that
+were not fitted. What does not fit is refused, and is to be recorded again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from preflop.tape.events import Signature, Storage, SubjectInfo, Tape, TensorMeta
+from preflop.tape.stack import Stack
+
+BASIS = ("1", "B", "S", "B*S", "S^2", "B*S^2")
+Coefficients = tuple[int, ...]
+
+
+class NotPolynomial(Exception):
+    """The tapes do not have one structure, or a size is no such polynomial; the text says which."""
+
+
+def basis(batch: int, seq: int | None) -> tuple[int, ...]:
+    """The values of `BASIS` at a size. Without a sequence length: those of 1 and B alone.
+
+    >>> basis(2, 3), basis(2, None)
+    ((1, 2, 3, 6, 9, 18), (1, 2))
+    """
+    if seq is None:
+        return 1, batch
+    return 1, batch, seq, batch * seq, seq * seq, batch * seq * seq
+
+
+def value(coefficients: Coefficients, at: Sequence[int]) -> int:
+    """The polynomial's value where the basis has the values `at`."""
+    return sum(c * x for c, x in zip(coefficients, at))
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """Where a parametric tape holds: it was verified there, or its structure is known to change."""
+
+    least_batch: int = 1
+    least_seq: int | None = None
+    most_seq: int | None = None
+    seq_multiple: int = 1
+
+    def holds(self, batch: int, seq: int | None) -> bool:
+        """Whether the size lies in the domain."""
+        if batch < self.least_batch or (seq is None) != (self.least_seq is None):
+            return False
+        if seq is None or self.least_seq is None:
+            return True
+        return (
+            self.least_seq <= seq
+            and (self.most_seq is None or seq <= self.most_seq)
+            and seq % self.seq_multiple == 0
+        )
+
+
+@dataclass(frozen=True)
+class ParametricTape:
+    """A tape whose integers are polynomials, and the stacks of blocks it folds."""
+
+    tape: Tape
+    """As recorded, except that every size is an index into `sizes`."""
+    sizes: tuple[Coefficients, ...]
+    stacks: tuple[Stack, ...] = ()
+    domain: Domain = field(default_factory=Domain)
+
+    def at(self, batch: int, seq: int | None = None) -> Tape:
+        """The concrete tape at a size, its stacks still cut (see `transforms.depth.deepen`).
+
+        Raises:
+            NotPolynomial: the size is outside of the domain.
+        """
+        if not self.domain.holds(batch, seq):
+            raise NotPolynomial(f"batch {batch}, sequence {seq} is outside of what was verified")
+        return concrete(self.tape, self.sizes, basis(batch, seq), batch, seq)
+
+
+# -- fitting --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A tape recorded at one size."""
+
+    batch: int
+    seq: int | None
+    tape: Tape
+
+
+def fit(samples: Sequence[Sample], stacks: tuple[Stack, ...] = ()) -> ParametricTape:
+    """The parametric tape through the samples.
+
+    Args:
+        samples: at two batches times three sequence lengths (six tapes), or at two batches.
+
+    Raises:
+        NotPolynomial: the samples differ in more than sizes, or a size is no integer polynomial.
+    """
+    aligned = [_aligned(samples[0].tape, sample.tape) for sample in samples]
+    inverse = _inverse([basis(s.batch, s.seq) for s in samples])
+    table: dict[Coefficients, int] = {}
+    known: dict[tuple[int, ...], int] = {}
+
+    def symbol(values: tuple[int, ...]) -> int:
+        if values not in known:
+            known[values] = table.setdefault(_solve(inverse, values), len(table))
+        return known[values]
+
+    pairs: dict[tuple[int, ...], int] = {}
+    signatures: list[Signature] = []
+    calls = []
+    for rows in zip(*(tape.calls for tape in aligned)):
+        key = tuple(call.signature for call in rows)
+        if key not in pairs:
+            pairs[key] = len(signatures)
+            kinds = [tape.signatures[number] for tape, number in zip(aligned, key)]
+            signatures.append(_symbolic_signature(kinds, symbol))
+        calls.append(dataclasses.replace(rows[0], signature=pairs[key]))
+    storages = [_symbolic_storage(row, symbol) for row in zip(*(tape.storages for tape in aligned))]
+    tape = dataclasses.replace(aligned[0], signatures=signatures, calls=calls, storages=storages)
+    return ParametricTape(tape, tuple(table), stacks)
+
+
+def agrees(parametric: ParametricTape, sample: Sample) -> bool:
+    """Whether the parametric tape gives exactly the sample's tape."""
+    try:
+        _aligned(parametric.tape, sample.tape)
+    except NotPolynomial:
+        return False
+    made = concrete(
+        parametric.tape, parametric.sizes, basis(sample.batch, sample.seq), sample.batch, sample.seq
+    )
+    same_calls = all(
+        made.signatures[a.signature] == sample.tape.signatures[b.signature]
+        for a, b in zip(made.calls, sample.tape.calls)
+    )
+    return same_calls and made.storages == sample.tape.storages
+
+
+def _aligned(first: Tape, other: Tape) -> Tape:
+    """`other`, if it has the structure of `first`."""
+    if len(first.calls) != len(other.calls) or len(first.storages) != len(other.storages):
+        raise NotPolynomial("the step makes other calls at other sizes")
+    for a, b in zip(first.calls, other.calls):
+        if (a.storages, a.tick, a.phase, a.module) != (b.storages, b.tick, b.phase, b.module):
+            raise NotPolynomial("the step makes its calls in another order at other sizes")
+        one, two = first.signatures[a.signature], other.signatures[b.signature]
+        if (one.op, one.overload, one.aliases, one.writes) != (
+            two.op, two.overload, two.aliases, two.writes,
+        ):  # fmt: skip
+            raise NotPolynomial(f"{one.op} becomes {two.op} at another size")
+    for c, d in zip(first.storages, other.storages):
+        if (c.born, c.died, c.role, c.dtype) != (d.born, d.died, d.role, d.dtype):
+            raise NotPolynomial("tensors live otherwise at other sizes")
+    return other
+
+
+def _inverse(rows: Sequence[tuple[int, ...]]) -> list[list[Fraction]]:
+    """The inverse of a small integer matrix, exactly (Gauss-Jordan)."""
+    size = len(rows)
+    if any(len(row) != size for row in rows):
+        raise ValueError(f"{size} samples do not determine {len(rows[0])} coefficients")
+    work = [
+        [Fraction(x) for x in row] + [Fraction(int(i == j)) for j in range(size)]
+        for i, row in enumerate(rows)
+    ]
+    for column in range(size):
+        pivot = next((r for r in range(column, size) if work[r][column] != 0), None)
+        if pivot is None:
+            raise ValueError("the samples' sizes do not determine the coefficients")
+        work[column], work[pivot] = work[pivot], work[column]
+        scale = work[column][column]
+        work[column] = [x / scale for x in work[column]]
+        for row in range(size):
+            if row != column and work[row][column] != 0:
+                factor = work[row][column]
+                work[row] = [x - factor * y for x, y in zip(work[row], work[column])]
+    return [row[size:] for row in work]
+
+
+def _solve(inverse: list[list[Fraction]], values: tuple[int, ...]) -> Coefficients:
+    solved = [sum((c * v for c, v in zip(row, values)), Fraction(0)) for row in inverse]
+    if any(x.denominator != 1 for x in solved):
+        raise NotPolynomial(f"sizes {values} are no integer polynomial in batch and sequence")
+    return tuple(int(x) for x in solved)
+
+
+# -- symbols for sizes, and back ------------------------------------------------------------------
+
+
+def _symbolic_signature(kinds: Sequence[Signature], symbol: Any) -> Signature:
+    first = kinds[0]
+    pairs = [kind.attended_pairs for kind in kinds]
+    return dataclasses.replace(
+        first,
+        args=_symbolic([kind.args for kind in kinds], symbol),
+        kwargs=tuple(
+            (name, _symbolic([dict(kind.kwargs)[name] for kind in kinds], symbol))
+            for name, _ in first.kwargs
+        ),
+        inputs=tuple(_symbolic_meta(row, symbol) for row in zip(*(k.inputs for k in kinds))),
+        outputs=tuple(_symbolic_meta(row, symbol) for row in zip(*(k.outputs for k in kinds))),
+        attended_pairs=None if pairs[0] is None else symbol(tuple(pairs)),
+    )
+
+
+def _symbolic(values: Sequence[Any], symbol: Any) -> Any:
+    first = values[0]
+    if isinstance(first, tuple):
+        if any(not isinstance(v, tuple) or len(v) != len(first) for v in values):
+            raise NotPolynomial("an argument list changes its length with the size")
+        return tuple(_symbolic(row, symbol) for row in zip(*values))
+    if type(first) is int:
+        if any(type(v) is not int for v in values):
+            raise NotPolynomial("an argument changes its kind with the size")
+        return symbol(tuple(values))
+    if any(v != first for v in values):
+        raise NotPolynomial(f"the argument {first!r} changes with the size")
+    return first
+
+
+def _symbolic_meta(metas: Sequence[TensorMeta], symbol: Any) -> TensorMeta:
+    first = metas[0]
+    if any(len(m.shape) != len(first.shape) or m.dtype != first.dtype for m in metas):
+        raise NotPolynomial("a tensor changes its rank or dtype with the size")
+    return TensorMeta(
+        tuple(symbol(row) for row in zip(*(m.shape for m in metas))),
+        tuple(symbol(row) for row in zip(*(m.stride for m in metas))),
+        symbol(tuple(m.offset for m in metas)),
+        first.dtype,
+        first.device,
+    )
+
+
+def _symbolic_storage(storages: Sequence[Storage], symbol: Any) -> Storage:
+    first = storages[0]
+    return dataclasses.replace(
+        first,
+        bytes=symbol(tuple(s.bytes for s in storages)),
+        shape=tuple(symbol(row) for row in zip(*(s.shape for s in storages))),
+    )
+
+
+def concrete(
+    tape: Tape,
+    sizes: Sequence[Coefficients],
+    at: Sequence[int],
+    batch: int,
+    seq: int | None,
+) -> Tape:
+    """The tape with every symbol replaced by its value."""
+    values = [value(coefficients, at) for coefficients in sizes]
+    metas: dict[TensorMeta, TensorMeta] = {}
+
+    def meta(symbolic: TensorMeta) -> TensorMeta:
+        if symbolic not in metas:
+            metas[symbolic] = TensorMeta(
+                tuple([values[i] for i in symbolic.shape]),
+                tuple([values[i] for i in symbolic.stride]),
+                values[symbolic.offset],
+                symbolic.dtype,
+                symbolic.device,
+            )
+        return metas[symbolic]
+
+    signatures = [
+        Signature(
+            s.op, s.overload, _number(s.args, values),
+            tuple((name, _number(v, values)) for name, v in s.kwargs),
+            tuple(meta(m) for m in s.inputs), tuple(meta(m) for m in s.outputs),
+            s.aliases, s.writes,
+            None if s.attended_pairs is None else values[s.attended_pairs],
+        )  # fmt: skip
+        for s in tape.signatures
+    ]
+    storages = [
+        Storage(values[s.bytes], s.dtype, tuple([values[i] for i in s.shape]), s.born, s.died, s.role,
+                s.name, s.call, s.device)
+        for s in tape.storages
+    ]  # fmt: skip
+    return dataclasses.replace(
+        tape,
+        signatures=signatures,
+        storages=storages,
+        subject=_resized(tape.subject, batch, seq),
+        assumptions=list(tape.assumptions),
+    )
+
+
+def _number(symbolic: Any, values: Sequence[int]) -> Any:
+    if isinstance(symbolic, tuple):
+        return tuple([_number(item, values) for item in symbolic])
+    if type(symbolic) is int:
+        return values[symbolic]
+    return symbolic
+
+
+def _resized(subject: SubjectInfo | None, batch: int, seq: int | None) -> SubjectInfo | None:
+    if subject is None:
+        return None
+    text = f"{batch} images" if seq is None else f"{batch} x {seq} tokens"
+    return dataclasses.replace(
+        subject, batch=text, samples=batch, tokens=None if seq is None else batch * seq
+    )
+
+
+def formula(coefficients: Coefficients) -> str:
+    """A polynomial as people write it.
+
+    >>> formula((0, 0, 0, 8192, 0, 0)), formula((0, 0, 0, 0, 0, 0)), formula((1, 2))
+    ('8192*B*S', '0', '1 + 2*B')
+    """
+    terms: list[str] = []
+    for coefficient, name in zip(coefficients, BASIS):
+        if coefficient == 0:
+            continue
+        if name == "1":
+            terms.append(str(coefficient))
+        else:
+            terms.append(name if coefficient == 1 else f"{coefficient}*{name}")
+    return " + ".join(terms) or "0"
+
+
+def grid(batches: Iterable[int], seqs: Iterable[int] | None) -> Iterator[tuple[int, int | None]]:
+    """Every pair of a batch and a sequence length; batches alone where there is no sequence."""
+    lengths: list[int | None] = [None] if seqs is None else list(seqs)
+    for batch in batches:
+        for seq in lengths:
+            yield batch, seq
