@@ -9,7 +9,6 @@ https://github.com/stanford-cs336/assignment2-systems, cs336-basics/cs336_basics
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -150,21 +149,37 @@ class LanguageModel(nn.Module):
         return x
 
 
-def cross_entropy(targets: Tensor) -> Callable[[Tensor], Tensor]:
-    """The course's loss against fixed targets."""
+def log_softmax(x: Tensor) -> Tensor:
+    x = x - torch.max(x, dim=-1, keepdim=True)[0]
+    return x - torch.log(torch.sum(torch.exp(x), dim=-1, keepdim=True))
 
-    def loss(logits: Tensor) -> Tensor:
-        moved = logits - torch.max(logits, dim=-1, keepdim=True)[0]
-        negative = -(moved - torch.log(torch.sum(torch.exp(moved), dim=-1, keepdim=True)))
-        return torch.mean(torch.gather(negative, -1, targets.unsqueeze(-1)))
 
-    return loss
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    negative = -log_softmax(logits)
+    return torch.mean(torch.gather(negative, -1, targets.unsqueeze(-1)))
+
+
+class Loop:
+    """The reports' training loop: its variable `logits` lives until the step's function returns, so through
+    backward and the optimizer. `loss` takes hold of them and the optimizer's last call lets go."""
+
+    def __init__(self, targets: Tensor) -> None:
+        self.targets = targets
+        self.logits: Tensor | None = None
+
+    def loss(self, logits: Tensor) -> Tensor:
+        self.logits = logits
+        return cross_entropy(logits, self.targets)
+
+    def optimizer(self, parameters: Any) -> AdamW:
+        return AdamW(parameters, loop=self)
 
 
 class AdamW(torch.optim.Optimizer):
     """The course's AdamW: one parameter at a time, new moments each step."""
 
-    def __init__(self, parameters: Any, lr: float = 1e-3) -> None:
+    def __init__(self, parameters: Any, lr: float = 1e-3, *, loop: Loop) -> None:
+        self.loop = loop
         super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01})
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -185,3 +200,7 @@ class AdamW(torch.optim.Optimizer):
                 v = beta_2 * prev_v + ((1 - beta_2) * torch.square(grad))
                 p.data -= alpha_t * m / (torch.sqrt(v) + eps)
                 state["m"], state["v"], state["t"] = m, v, t + 1
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.loop.logits = None
+        super().zero_grad(set_to_none)
