@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from preflop.ledgers.ledger import Ledger as Ledger
     from preflop.ledgers.memory import memory_ledger as memory_ledger
     from preflop.ledgers.traffic import traffic_ledger as traffic_ledger
+    from preflop.measure.utilization import Meter as Meter
     from preflop.tape.events import Tape as Tape
     from preflop.tape.file import load as load_tape
     from preflop.tape.file import save as save_tape
@@ -46,6 +47,7 @@ _HOMES = {
     "traffic_ledger": "ledgers.traffic.traffic_ledger",
     "copies_ledger": "ledgers.copies.copies_ledger",
     "einsum_cost": "timing.einsum.einsum_cost",
+    "Meter": "measure.utilization.Meter",
     "Tape": "tape.events.Tape",
     "load_tape": "tape.file.load",
     "save_tape": "tape.file.save",

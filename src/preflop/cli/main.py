@@ -22,6 +22,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "time": ("time_", "Days of training from parameters, tokens, GPUs and MFU."),
     "fit": ("fit", "The largest model, or batch, that fits."),
     "verify": ("verify", "Run two real steps here and compare them with the prediction."),
+    "data": ("data", "Text files to tokens, for `preflop train`."),
+    "train": ("train", "Train: priced first, measured beside the price, saved so that it can go on."),
     "models": ("models", "The models Preflop knows by name."),
     "hardware": ("hardware", "The devices Preflop knows, with a source for each figure."),
     "einsum": ("einsum", "Price an expression over named axes, forward and backward."),

@@ -1,0 +1,155 @@
+"""What a run shows: a live line in a terminal, plain lines in a pipe, nothing as a library."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from preflop.trainer.compare import Compared, Predicted, largest_difference
+from preflop.trainer.metrics import Row
+from preflop.units import bytes_text
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from preflop.accounting import Account
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What is shown of one step."""
+
+    row: Row
+    steps: int
+    """Of the whole run."""
+    expected: Predicted
+
+
+class Display(Protocol):
+    """Where a run tells what it does."""
+
+    def account(self, account: Account) -> None:
+        """The price of the step, before anything runs."""
+        ...
+
+    def say(self, text: str) -> None:
+        """A sentence: where the run goes on, what was rejected, skipped or saved."""
+        ...
+
+    def step(self, moment: Moment) -> None:
+        """A step has ended."""
+        ...
+
+    def close(self, compared: tuple[Compared, ...], summary: str) -> None:
+        """The run has ended."""
+        ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def account(self, account: Account) -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def step(self, moment: Moment) -> None:
+        """Nothing."""
+
+    def close(self, compared: tuple[Compared, ...], summary: str) -> None:
+        """Nothing."""
+
+
+class Lines:
+    """Plain lines, or one line that is written over again where there is a terminal."""
+
+    def __init__(self, stream: TextIO | None = None, *, every: int = 10) -> None:
+        self._stream = stream or sys.stdout
+        self._every = every
+        self._live: Live | None = None
+
+    def account(self, account: Account) -> None:
+        """The account, as `preflop account` shows it, without the list of operators."""
+        account.show(top=1)
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the live one."""
+        if self._live is not None:
+            self._live.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def step(self, moment: Moment) -> None:
+        """The live line; in a pipe, every so many steps."""
+        if self._stream.isatty():
+            self._write_over(step_text(moment))
+        elif moment.row.step % self._every == 0 or moment.row.step in (1, moment.steps) or not moment.row.taken:
+            print(step_text(moment), file=self._stream, flush=True)
+
+    def _write_over(self, text: str) -> None:
+        if self._live is None:
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(file=self._stream, highlight=False), auto_refresh=False)
+            self._live.start()
+        self._live.update(text, refresh=True)
+
+    def close(self, compared: tuple[Compared, ...], summary: str) -> None:
+        """The table of what was predicted and measured."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        for line in closing_lines(compared):
+            self.say(line)
+        self.say(summary)
+
+
+def step_text(moment: Moment) -> str:
+    """One step in one line; what was predicted stands in brackets beside what was measured."""
+    row, expected = moment.row, moment.expected
+    parts = [
+        f"step {row.step}/{moment.steps}",
+        f"loss {row.loss:.4f}",
+        f"lr {row.learning_rate:.3g}",
+        f"norm {row.grad_norm:.3g}",
+        f"tokens/s {_beside(row.tokens_per_s, expected.tokens_per_s, '{:,.0f}'.format)}",
+        f"MFU {_beside(row.mfu, expected.mfu, '{:.1%}'.format)}",
+        f"peak {_beside(row.peak_bytes, expected.peak_bytes, lambda value: bytes_text(int(value)))}",
+    ]
+    if row.validation_loss is not None:
+        parts.insert(2, f"validation {row.validation_loss:.4f}")
+    if not row.taken:
+        parts.append(f"SKIPPED: a gradient is not finite ({row.skipped} so far)")
+    elif row.skipped:
+        parts.append(f"skipped {row.skipped}")
+    return "  ".join(parts)
+
+
+def _beside(measured, expected, text) -> str:  # type: ignore[no-untyped-def]
+    """"12 (predicted 13)"; a dash where nobody knows."""
+    shown = "-" if measured is None else text(measured)
+    return f"{shown} (predicted {'-' if expected is None else text(expected)})"
+
+
+def closing_lines(compared: tuple[Compared, ...]) -> list[str]:
+    """Predicted against measured, and the reason for the largest difference."""
+    lines = ["", f"{'':<20}{'predicted':>16}{'measured':>16}{'difference':>12}"]
+    for row in compared:
+        off = "-" if row.difference is None else f"{row.difference:+.1%}"
+        lines.append(f"{row.what:<20}{_figure(row, row.predicted):>16}{_figure(row, row.measured):>16}{off:>12}")
+    largest = largest_difference(compared)
+    if largest is not None:
+        lines.append(f"Largest difference, {largest.what}: {largest.reason}.")
+    lines += sorted({f"No prediction of {row.what}: {row.reason}." for row in compared[:2] if row.predicted is None})
+    return lines
+
+
+def _figure(row: Compared, value: float | None) -> str:
+    if value is None:
+        return "-"
+    if row.unit == "bytes":
+        return bytes_text(int(value))
+    return {"s": f"{value:.4g} s", "tokens/s": f"{value:,.0f}", "share": f"{value:.1%}"}[row.unit]

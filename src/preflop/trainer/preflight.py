@@ -1,0 +1,133 @@
+"""The account of this trainer's own step, and whether the run fits where it will run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from preflop.accounting import Account, account_tape, find_device
+from preflop.errors import PreflopError, UnknownDevice
+from preflop.models.catalog import ModelFacts
+from preflop.precision import find_precision
+from preflop.record.subject_tape import record_subject
+from preflop.subject import Subject, resolve
+from preflop.trainer.config import TrainConfig
+from preflop.trainer.model import make_model
+from preflop.trainer.optimizer import make_optimizer
+from preflop.units import bytes_text
+
+
+class DoesNotFit(PreflopError):
+    """The run needs more memory than there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory that the step needs and that this machine has for it."""
+
+    needed_bytes: int
+    has_bytes: int | None
+    """None where the machine does not say."""
+    where: str
+
+    @property
+    def fits(self) -> bool:
+        """True also where it is not known."""
+        return self.has_bytes is None or self.needed_bytes <= self.has_bytes
+
+
+def own_subject(config: TrainConfig, facts: ModelFacts, ranks: int, device_id: str) -> Subject:
+    """One process's share of the trainer's step, as something to record: same model, loss and optimizer."""
+    dtype = getattr(torch, find_precision(config.precision).parameter_dtype)
+
+    def batch() -> dict[str, torch.Tensor]:
+        shape = (config.batch, config.seq)
+        return {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "labels")}
+
+    def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return make_optimizer(parameters, config)
+
+    optimizer.__qualname__ = config.optimizer
+    subject = resolve(
+        lambda: make_model(facts, dtype, "none"),
+        batch,
+        optimizer=optimizer,
+        precision=config.precision,
+        microbatches=config.microbatches // ranks,
+        recompute=config.recompute,
+        device=device_id,
+    )
+    return dataclasses.replace(
+        subject,
+        name=facts.name,
+        batch_text=f"{config.batch} x {config.seq} tokens",
+        tokens=config.batch * config.seq,
+    )
+
+
+def own_account(config: TrainConfig, facts: ModelFacts, ranks: int, device: torch.device) -> Account:
+    """What one step of this run costs one process, recorded before anything is built.
+
+    Raises:
+        PreflopError: the step cannot be recorded.
+    """
+    priced = find_device(device_name(device))
+    subject = own_subject(config, facts, ranks, "cpu" if priced is None else priced.id)
+    return account_tape(record_subject(subject), priced)
+
+
+def device_name(device: torch.device) -> str:
+    """The catalog's name of the device that this run is on; a GPU that is not in it is priced as a CPU."""
+    if device.type != "cuda":
+        return "cpu"
+    name = torch.cuda.get_device_name(device)
+    try:
+        find_device(name)
+    except UnknownDevice:
+        return "cpu"
+    return str(name)
+
+
+def room(account: Account, device: torch.device) -> Room:
+    """What the step needs beside what there is: free memory of the GPU, available memory of the machine."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        needed = account.memory.reserved_bytes or account.memory.peak_bytes
+        return Room(needed, int(free), f"{torch.cuda.get_device_name(device)} has {bytes_text(int(free))} free")
+    free_bytes = _available_bytes()
+    text = "this machine does not say" if free_bytes is None else f"this machine has {bytes_text(free_bytes)} free"
+    return Room(account.memory.peak_bytes, free_bytes, text)
+
+
+def check_room(found: Room, *, force: bool) -> None:
+    """Refuse a run that does not fit.
+
+    Raises:
+        DoesNotFit: unless `force`.
+    """
+    if not found.fits and not force:
+        raise DoesNotFit(
+            f"the run does not fit: a step needs {bytes_text(found.needed_bytes)}, and {found.where}.\n"
+            "  Use a smaller --batch or --seq (with more --microbatches), --recompute block, or start all the "
+            "same with --force."
+        )
+
+
+def _available_bytes() -> int | None:
+    """Memory that can be had without swapping. Source: Linux's own estimate, MemAvailable of /proc/meminfo."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as stream:
+            rows: dict[str, Any] = dict(line.split(":", 1) for line in stream)
+        return int(rows["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        pass_on = getattr(os, "sysconf", None)
+    try:
+        return int(pass_on("SC_AVPHYS_PAGES")) * int(pass_on("SC_PAGE_SIZE")) if pass_on else None
+    except (OSError, ValueError):
+        return None
