@@ -128,6 +128,11 @@ def _batch(config: Any, model_class: Any, batch: Any) -> tuple[Callable[[], Any]
         return make, text, None
     size, length = sizes
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if "MultipleChoice" in model_class.__name__:
+        raise BadSubject(
+            f"{model_class.__name__} reads several choices a sample, which --batch and --seq do not "
+            "describe.\n  Make its batch yourself: --batch-from FILE:function."
+        )
     main = getattr(model_class, "main_input_name", "input_ids")
     if main == "pixel_values" and getattr(config, "image_size", None):
         return _images(config, model_class, size), f"{size} images", None
@@ -157,17 +162,35 @@ def _tokens(config: Any, model_class: Any, size: int, length: int, whole: Any) -
         import torch
 
         ids = (torch.arange(size * length) % config.vocab_size).reshape(size, length)
-        batch = {"input_ids": ids}
-        name = model_class.__name__
-        if "SequenceClassification" in name:
-            batch["labels"] = torch.zeros(size, dtype=torch.int64)
-        elif any(head in name for head in ("LM", "ConditionalGeneration", "TokenClassification", "PreTraining")):
-            batch["labels"] = ids.clone()
-        elif getattr(whole, "is_encoder_decoder", False):
+        batch = {"input_ids": ids, **_labels(model_class.__name__, ids, whole)}
+        if len(batch) == 1 and getattr(whole, "is_encoder_decoder", False):
             batch["decoder_input_ids"] = ids.clone()
         return batch
 
     return make
+
+
+def _labels(head: str, ids: Any, config: Any) -> dict[str, Any]:
+    """What makes a head return its own loss: one class per sequence or token, or the tokens themselves.
+
+    Source: the signatures of transformers' heads (`ForTokenClassification.forward` and so on).
+    """
+    per_sequence = ids.new_zeros(ids.shape[0])
+    if "QuestionAnswering" in head:
+        return {"start_positions": per_sequence, "end_positions": per_sequence.clone()}
+    if "SequenceClassification" in head or "NextSentencePrediction" in head:
+        return {"labels": per_sequence}
+    if "TokenClassification" in head:
+        return {"labels": ids % max(int(getattr(config, "num_labels", 1)), 1)}
+    if "ForPreTraining" in head and config.model_type in _NEXT_SENTENCE:
+        return {"labels": ids.clone(), "next_sentence_label": per_sequence}
+    if any(part in head for part in ("LM", "ConditionalGeneration", "PreTraining")):
+        return {"labels": ids.clone()}
+    return {}
+
+
+# Their pre-training head also predicts whether one sentence follows another.
+_NEXT_SENTENCE = ("bert", "mobilebert", "megatron-bert", "nezha")
 
 
 def _images(config: Any, model_class: Any, size: int) -> Callable[[], Any]:
