@@ -11,7 +11,7 @@ from collections.abc import Callable
 from preflop.record.subject_tape import CutTape, record_cut
 from preflop.subject import Subject
 from preflop.tape.events import Tape
-from preflop.tape.sizes import Domain, NotPolynomial, ParametricTape, Sample, agrees, fit, grid
+from preflop.tape.sizes import Domain, NotPolynomial, ParametricTape, Sample, agrees, fit
 from preflop.transforms.depth import deepen
 
 SubjectAt = Callable[[int, "int | None"], Subject]
@@ -21,16 +21,18 @@ _FITTED_STEPS = (1, 2, 3)
 """Sequence lengths fitted, in units of `_SEQ_UNIT` beyond the least one."""
 _SEQ_UNIT = 128
 """Kernels pad rows to multiples of at most this; multiples of it are always polynomial."""
+_LEAST_UNIT = 32
 
 
-def parametric_tape(
+def parametric_tapes(
     subject_at: SubjectAt,
     *,
     has_sequence: bool = True,
     after: int = 0,
     most_seq: int | None = None,
-) -> ParametricTape:
-    """The parametric tape of a family of subjects.
+) -> list[ParametricTape]:
+    """The parametric tapes of a family of subjects: one for every batch, or one for a batch of one and
+    one for all larger (a dimension of one makes views of what are copies otherwise).
 
     Args:
         subject_at: the subject at a (batch, sequence length); the latter None where there is none.
@@ -39,39 +41,70 @@ def parametric_tape(
 
     Raises:
         NotPolynomial: the family has no such tape; record each size by itself.
+        Refused: its blocks do not repeat.
     """
-    lengths = [after + step * _SEQ_UNIT for step in _FITTED_STEPS] if has_sequence else None
-    cuts = {size: record_cut(subject_at(*size)) for size in grid(_FITTED_BATCHES, lengths)}
-    first = next(iter(cuts.values()))
-    if any(cut.stacks != first.stacks for cut in cuts.values()):
-        raise NotPolynomial("the model folds otherwise at another size")
-    tape = fit([Sample(*size, cut.tape) for size, cut in cuts.items()], first.stacks)
-    _same_depth(tape, first)
-
-    def holds(batch: int, seq: int | None) -> bool:
-        return agrees(tape, Sample(batch, seq, record_cut(subject_at(batch, seq)).tape))
-
-    if not has_sequence:
-        if not holds(5, None):
-            raise NotPolynomial("a batch that was not fitted gives another tape")
-        return dataclasses.replace(tape, domain=Domain(least_batch=1 if holds(1, None) else 2))
-    if not holds(5, after + 5 * _SEQ_UNIT):
-        raise NotPolynomial("a size that was not fitted gives another tape")
-    multiple = next(
-        (m for m, seq in ((1, after + 131), (8, after + 136)) if holds(3, seq)), _SEQ_UNIT
-    )
-    domain = Domain(
-        least_batch=1 if holds(1, after + 2 * _SEQ_UNIT) else 2,
-        least_seq=after + 1 if multiple == 1 and holds(2, after + 2) else after + max(multiple, 8),
-        most_seq=most_seq,
-        seq_multiple=multiple,
-    )
-    return dataclasses.replace(tape, domain=domain)
+    probe = _Probe(subject_at, has_sequence, after, most_seq)
+    many = probe.tape(_FITTED_BATCHES)
+    if many.domain.least_batch == 1:
+        return [many]
+    return [probe.tape((1,)), many]
 
 
-def _same_depth(tape: ParametricTape, cut: CutTape) -> None:
-    """The fold must hold for the fitted tape; raises `Refused` where it does not."""
-    del tape
+class _Probe:
+    """Records samples and remembers them."""
+
+    def __init__(
+        self, subject_at: SubjectAt, has_sequence: bool, after: int, most_seq: int | None
+    ) -> None:
+        self.subject_at = subject_at
+        self.after, self.most_seq = after, most_seq
+        self.unit = _unit(after, most_seq) if has_sequence else None
+
+    def record(self, batch: int, seq: int | None) -> CutTape:
+        return record_cut(self.subject_at(batch, seq))
+
+    def length(self, units: int, extra: int = 0) -> int | None:
+        return None if self.unit is None else self.after + units * self.unit + extra
+
+    def tape(self, batches: tuple[int, ...]) -> ParametricTape:
+        """Fitted at the batches, verified at one that was not fitted (where there may be more)."""
+        units = _FITTED_STEPS if self.unit is not None else (0,)
+        cuts = {(b, self.length(u)): self.record(b, self.length(u)) for b in batches for u in units}
+        first = next(iter(cuts.values()))
+        if any(cut.stacks != first.stacks for cut in cuts.values()):
+            raise NotPolynomial("the model folds otherwise at another size")
+        tape = fit([Sample(*size, cut.tape) for size, cut in cuts.items()], first.stacks)
+        _unfolds(first)
+        one = batches == (1,)
+
+        def holds(batch: int, seq: int | None) -> bool:
+            return agrees(tape, Sample(1 if one else batch, seq, self.record(1 if one else batch, seq).tape))
+
+        if not (one and self.unit is None) and not holds(5, self.length(5)):
+            raise NotPolynomial("a size that was not fitted gives another tape")
+        least, most = (1, 1) if one else (1 if holds(1, self.length(2)) else 2, None)
+        if self.unit is None:
+            return dataclasses.replace(tape, domain=Domain(least, most))
+        multiple = next((m for m, x in ((1, 3), (8, 8)) if holds(3, self.length(1, x))), self.unit)
+        least_seq = self.after + (multiple if multiple > 1 else 2)
+        if not holds(2, least_seq):
+            least_seq = self.after + self.unit
+        domain = Domain(least, most, least_seq, self.most_seq, multiple)
+        return dataclasses.replace(tape, domain=domain)
+
+
+def _unit(after: int, most_seq: int | None) -> int:
+    """The step between recorded lengths: `_SEQ_UNIT`, or less where the model's table is short."""
+    if most_seq is None or most_seq >= after + 5 * _SEQ_UNIT:
+        return _SEQ_UNIT
+    unit = (most_seq - after) // 5 // _LEAST_UNIT * _LEAST_UNIT
+    if unit < _LEAST_UNIT:
+        raise NotPolynomial(f"sequences up to {most_seq} are too short to fit")
+    return unit
+
+
+def _unfolds(cut: CutTape) -> None:
+    """The fold must hold; raises `Refused` where it does not."""
     whole: Tape = cut.tape
     for stack in cut.stacks:
         whole = deepen(whole, stack)

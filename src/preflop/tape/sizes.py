@@ -9,7 +9,7 @@ were not fitted. What does not fit is refused, and is to be recorded again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -26,14 +26,13 @@ class NotPolynomial(Exception):
 
 
 def basis(batch: int, seq: int | None) -> tuple[int, ...]:
-    """The values of `BASIS` at a size. Without a sequence length: those of 1 and B alone.
+    """The values of `BASIS` at a size; without a sequence length S is 0.
 
     >>> basis(2, 3), basis(2, None)
-    ((1, 2, 3, 6, 9, 18), (1, 2))
+    ((1, 2, 3, 6, 9, 18), (1, 2, 0, 0, 0, 0))
     """
-    if seq is None:
-        return 1, batch
-    return 1, batch, seq, batch * seq, seq * seq, batch * seq * seq
+    length = seq or 0
+    return 1, batch, length, batch * length, length * length, batch * length * length
 
 
 def value(coefficients: Coefficients, at: Sequence[int]) -> int:
@@ -46,16 +45,17 @@ class Domain:
     """Where a parametric tape holds: it was verified there, or its structure is known to change."""
 
     least_batch: int = 1
+    most_batch: int | None = None
     least_seq: int | None = None
     most_seq: int | None = None
     seq_multiple: int = 1
 
     def holds(self, batch: int, seq: int | None) -> bool:
         """Whether the size lies in the domain."""
-        if batch < self.least_batch or (seq is None) != (self.least_seq is None):
+        if batch < self.least_batch or (self.most_batch is not None and batch > self.most_batch):
             return False
         if seq is None or self.least_seq is None:
-            return True
+            return seq is None and self.least_seq is None
         return (
             self.least_seq <= seq
             and (self.most_seq is None or seq <= self.most_seq)
@@ -100,19 +100,21 @@ def fit(samples: Sequence[Sample], stacks: tuple[Stack, ...] = ()) -> Parametric
     """The parametric tape through the samples.
 
     Args:
-        samples: at two batches times three sequence lengths (six tapes), or at two batches.
+        samples: at two batches times three sequence lengths (six tapes), at two batches where there is
+            no sequence, or at one batch: the fit then holds for that batch alone.
 
     Raises:
         NotPolynomial: the samples differ in more than sizes, or a size is no integer polynomial.
     """
     aligned = [_aligned(samples[0].tape, sample.tape) for sample in samples]
-    inverse = _inverse([basis(s.batch, s.seq) for s in samples])
+    terms = _terms(samples)
+    inverse = _inverse([tuple(basis(s.batch, s.seq)[i] for i in terms) for s in samples])
     table: dict[Coefficients, int] = {}
     known: dict[tuple[int, ...], int] = {}
 
     def symbol(values: tuple[int, ...]) -> int:
         if values not in known:
-            known[values] = table.setdefault(_solve(inverse, values), len(table))
+            known[values] = table.setdefault(_solve(inverse, values, terms), len(table))
         return known[values]
 
     pairs: dict[tuple[int, ...], int] = {}
@@ -126,7 +128,13 @@ def fit(samples: Sequence[Sample], stacks: tuple[Stack, ...] = ()) -> Parametric
             signatures.append(_symbolic_signature(kinds, symbol))
         calls.append(dataclasses.replace(rows[0], signature=pairs[key]))
     storages = [_symbolic_storage(row, symbol) for row in zip(*(tape.storages for tape in aligned))]
-    tape = dataclasses.replace(aligned[0], signatures=signatures, calls=calls, storages=storages)
+    parameters = [
+        dataclasses.replace(row[0], shape=tuple(symbol(sizes) for sizes in zip(*(p.shape for p in row))))
+        for row in zip(*(tape.parameters for tape in aligned))
+    ]
+    tape = dataclasses.replace(
+        aligned[0], signatures=signatures, calls=calls, storages=storages, parameters=parameters
+    )
     return ParametricTape(tape, tuple(table), stacks)
 
 
@@ -143,7 +151,11 @@ def agrees(parametric: ParametricTape, sample: Sample) -> bool:
         made.signatures[a.signature] == sample.tape.signatures[b.signature]
         for a, b in zip(made.calls, sample.tape.calls)
     )
-    return same_calls and made.storages == sample.tape.storages
+    return (
+        same_calls
+        and made.storages == sample.tape.storages
+        and made.parameters == sample.tape.parameters
+    )
 
 
 def _aligned(first: Tape, other: Tape) -> Tape:
@@ -162,6 +174,14 @@ def _aligned(first: Tape, other: Tape) -> Tape:
         if (c.born, c.died, c.role, c.dtype) != (d.born, d.died, d.role, d.dtype):
             raise NotPolynomial("tensors live otherwise at other sizes")
     return other
+
+
+def _terms(samples: Sequence[Sample]) -> list[int]:
+    """Which basis functions the samples can tell apart."""
+    one_batch = len({sample.batch for sample in samples}) == 1
+    if samples[0].seq is None:
+        return [0] if one_batch else [0, 1]
+    return [0, 2, 4] if one_batch else list(range(len(BASIS)))
 
 
 def _inverse(rows: Sequence[tuple[int, ...]]) -> list[list[Fraction]]:
@@ -187,11 +207,14 @@ def _inverse(rows: Sequence[tuple[int, ...]]) -> list[list[Fraction]]:
     return [row[size:] for row in work]
 
 
-def _solve(inverse: list[list[Fraction]], values: tuple[int, ...]) -> Coefficients:
+def _solve(
+    inverse: list[list[Fraction]], values: tuple[int, ...], terms: list[int]
+) -> Coefficients:
     solved = [sum((c * v for c, v in zip(row, values)), Fraction(0)) for row in inverse]
     if any(x.denominator != 1 for x in solved):
         raise NotPolynomial(f"sizes {values} are no integer polynomial in batch and sequence")
-    return tuple(int(x) for x in solved)
+    found = {term: int(x) for term, x in zip(terms, solved)}
+    return tuple(found.get(term, 0) for term in range(len(BASIS)))
 
 
 # -- symbols for sizes, and back ------------------------------------------------------------------
@@ -291,6 +314,9 @@ def concrete(
         tape,
         signatures=signatures,
         storages=storages,
+        parameters=[
+            dataclasses.replace(p, shape=tuple([values[i] for i in p.shape])) for p in tape.parameters
+        ],
         subject=_resized(tape.subject, batch, seq),
         assumptions=list(tape.assumptions),
     )
@@ -328,11 +354,3 @@ def formula(coefficients: Coefficients) -> str:
         else:
             terms.append(name if coefficient == 1 else f"{coefficient}*{name}")
     return " + ".join(terms) or "0"
-
-
-def grid(batches: Iterable[int], seqs: Iterable[int] | None) -> Iterator[tuple[int, int | None]]:
-    """Every pair of a batch and a sequence length; batches alone where there is no sequence."""
-    lengths: list[int | None] = [None] if seqs is None else list(seqs)
-    for batch in batches:
-        for seq in lengths:
-            yield batch, seq
