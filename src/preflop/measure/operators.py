@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from preflop.measure.allocations import Span, spans_of
 from preflop.tape.events import Ref, Signature, TensorMeta
 
-_LABEL = "preflop.operator:"
+LABEL = "preflop.operator:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class OperatorReading:
     """Peak inside the call beyond what was alive before it and `fresh_bytes`."""
 
 
-class _LabelEachCall(TorchDispatchMode):
+class LabelEachCall(TorchDispatchMode):
     """Runs every call for real, between two marks, and notes what it looked like and what it made."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class _LabelEachCall(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = kwargs or {}
         before = _storages((args, kwargs))
-        with record_function(f"{_LABEL}{len(self.seen)}"):
+        with record_function(f"{LABEL}{len(self.seen)}"):
             result = func(*args, **kwargs)
         fresh = _storages(result)
         fresh_bytes = sum(size for key, size in fresh.items() if key not in before)
@@ -104,14 +104,14 @@ def operator_readings(run: Callable[[], Any]) -> list[OperatorReading]:
     >>> reading.signature.op, reading.workspace_bytes
     ('aten.relu', 0)
     """
-    mode = _LabelEachCall()
+    mode = LabelEachCall()
 
     def labelled() -> None:
         with mode:
             run()
 
-    spans, _ = spans_of(labelled, lambda name: name.startswith(_LABEL))
-    by_index = {int(span.name.removeprefix(_LABEL)): span for span in spans}
+    spans, _ = spans_of(labelled, lambda name: name.startswith(LABEL))
+    by_index = {int(span.name.removeprefix(LABEL)): span for span in spans}
     return [_reading(by_index[index], seen) for index, seen in enumerate(mode.seen)]
 
 
