@@ -99,7 +99,7 @@ def promoted_operands(sig: Signature) -> int:
     )
 
 
-@workspace("aten.mse_loss")
+@workspace("aten.mse_loss", "aten.smooth_l1_loss")
 def squared_error(sig: Signature) -> int:
     """With a reduction, the squared differences are a temporary beside the (same-sized) result buffer.
 

@@ -185,6 +185,8 @@ class FakeKernels:
             outputs = (_reshaped(result, inputs),)
         elif func is aten.mkldnn_rnn_layer.default:
             outputs = (*outputs[:3], _lstm_reserve(args))
+        elif func in _REDUCED_IN_PLACE:
+            outputs = (_reduced_in_place(func, args, kwargs, inputs, outputs[0]),)
         if self.corrected is not None:
             outputs = self.corrected(func, outputs)
         numbers = {i: item for i, item in enumerate(flat) if isinstance(item, (int, float))}
@@ -203,6 +205,25 @@ def _lstm_reserve(args: Any) -> Fresh:
     length, batch, size = args[0].shape
     count = lstm_reserve_bytes(length, batch, size, args[2].shape[1])
     return Fresh((count,), (1,), torch.uint8, count)
+
+
+# Losses that compute every term into their result, shrink it to a scalar and keep the memory, and where
+# their `reduction` stands. Source: aten/src/ATen/native/Loss.cpp (`resize_({})` of the result).
+_REDUCED_IN_PLACE = {
+    aten.mse_loss.default: 2,
+    aten.smooth_l1_loss.default: 2,
+    aten.soft_margin_loss.default: 2,
+    aten.binary_cross_entropy.default: 3,
+}
+
+
+def _reduced_in_place(func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], output: Output) -> Output:
+    position = _REDUCED_IN_PLACE[func]
+    reduction = args[position] if len(args) > position else kwargs.get("reduction", 1)
+    if reduction == 0 or type(output) is not Fresh:
+        return output
+    terms = max(tensor.numel() for tensor in inputs)
+    return Fresh((), (), output.dtype, terms * output.dtype.itemsize)
 
 
 def strided(tensor: torch.Tensor) -> bool:
