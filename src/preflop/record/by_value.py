@@ -30,12 +30,15 @@ def run(
         recorder.assumed("equality of tensors that are not computed: taken as false.")
         return False
     if func is aten.nonzero.default:
-        return recorder.planned(aten.new_empty.default, (args[0], [_count(recorder, args[0]), args[0].ndim]),
-                                {"dtype": torch.int64})
+        shape = (_count(recorder, args[0]), args[0].ndim)
+        # Kernels write the indices one dimension after the other (native/TensorAdvancedIndexing.cpp).
+        return _fresh(recorder, "aten.nonzero", args, shape, torch.int64, (1, max(shape[0], 1)))
     if func is aten.masked_select.default:
-        return _masked_select(recorder, args[0], args[1])
+        return _masked_select(recorder, args)
     if func is aten.repeat_interleave.Tensor:
         return _repeat_interleave(recorder, args, kwargs)
+    if func is aten._pack_padded_sequence.default:
+        return _pack(recorder, args)
     return _index(recorder, func, args, kwargs)
 
 
@@ -97,11 +100,48 @@ def _count(recorder: Recorder, mask: torch.Tensor) -> int:
     return mask.numel() // 2
 
 
-def _masked_select(recorder: Recorder, source: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _masked_select(recorder: Recorder, args: Any) -> torch.Tensor:
+    source, mask = args
     shape = torch.broadcast_shapes(source.shape, mask.shape)
     known = type(mask) is not FakeTensor
     count = int(mask.expand(shape).count_nonzero().item()) if known else _count(recorder, mask)
-    return recorder.planned(aten.new_empty.default, (source, [count]), {})
+    return _fresh(recorder, "aten.masked_select", args, (count,), source.dtype)
+
+
+def _pack(recorder: Recorder, args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of a padded batch that are no padding, and how many sequences reach each position."""
+    padded, lengths, batch_first = args
+    if type(lengths) is FakeTensor:
+        raise BadSubject(
+            "pack_padded_sequence with lengths that are computed from floats cannot be recorded.\n"
+            "  Give the lengths as integers."
+        )
+    positions = torch.arange(int(lengths.max()))
+    batch_sizes = (lengths[None] > positions[:, None]).sum(1)
+    width = padded.shape[2:]
+    del batch_first  # the sizes are the same either way
+    dense = recorder.kernels.empty(
+        (int(lengths.sum()), *width), _dense_stride((1, *width)), padded.dtype
+    )
+    recorder.made("aten._pack_padded_sequence", args, [dense, batch_sizes], None)
+    return dense, batch_sizes
+
+
+def _dense_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(size, 1))
+    return tuple(reversed(strides))
+
+
+def _fresh(
+    recorder: Recorder, op: str, args: Any, shape: tuple[int, ...], dtype: torch.dtype,
+    stride: tuple[int, ...] | None = None,
+) -> torch.Tensor:
+    """A fresh result whose size was learned from values."""
+    made = recorder.kernels.empty(shape, stride or _dense_stride(shape), dtype)
+    recorder.made(op, tuple(args), [made], None)
+    return made
 
 
 def _repeat_interleave(recorder: Recorder, args: Any, kwargs: Any) -> torch.Tensor:
@@ -114,7 +154,7 @@ def _repeat_interleave(recorder: Recorder, args: Any, kwargs: Any) -> torch.Tens
                 "  Give it output_size=..."
             )
         size = int(repeats.sum().item())
-    return recorder.planned(aten.new_empty.default, (repeats, [size]), {})
+    return _fresh(recorder, "aten.repeat_interleave", args, (size,), repeats.dtype)
 
 
 def _index(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:

@@ -1,13 +1,15 @@
 """While recording, compiled code runs as the Python it was made from.
 
 A compiled graph would be compiled for fake tensors, which takes long, leaves its cache behind and hides
-the operators. torch._dynamo is never imported for this: where it is not loaded, nothing is compiled yet.
+the operators. torch._dynamo is not imported for this: where it is not loaded, nothing is compiled yet.
+(Newer torch loads it for any fake tensor.)
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
@@ -18,7 +20,8 @@ _FLEX = "torch.nn.attention.flex_attention"
 
 
 class Eager:
-    """Makes `torch.compile`d code and flex_attention run eagerly. Use as a context manager."""
+    """Makes `torch.compile`d code and flex_attention run eagerly. Use as a context manager, inside
+    `warnings.catch_warnings`."""
 
     def __init__(self) -> None:
         self._undo = ExitStack()
@@ -33,6 +36,8 @@ class Eager:
             self._force()
             return compiled
 
+        # The recorder's global hooks see a compiled module twice, as its own and as the wrapped one.
+        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
         self._set(torch, "compile", compile_later)
         self._force()
         self._flex()

@@ -165,6 +165,9 @@ def copy_faked(
             )
     keep = list(memo.values())
     try:
+        for module in model.modules():
+            if isinstance(module, torch.jit.ScriptModule) and id(module) not in memo:
+                _copy_scripted(module, memo)
         copied = copy.deepcopy(model, memo)
     except Exception as error:
         raise users_error(
@@ -173,6 +176,18 @@ def copy_faked(
         ) from error
     del keep
     return copied
+
+
+def _copy_scripted(module: nn.Module, memo: dict[int, Any]) -> None:
+    """Enter a copy of a scripted module into `memo`: its tensors live in C++, where `copy` does not look."""
+    with _disable_current_modes():
+        copied = copy.deepcopy(module)
+    for mine, theirs in zip(copied.modules(), module.modules()):
+        for name, tensor in [
+            *theirs.named_parameters(recurse=False), *theirs.named_buffers(recurse=False)
+        ]:
+            setattr(mine, name, memo[id(tensor)])
+        memo[id(theirs)] = mine
 
 
 def fake_in_place(

@@ -52,6 +52,7 @@ _BY_VALUE = {
     aten.nonzero.default,
     aten.masked_select.default,
     aten.repeat_interleave.Tensor,
+    aten._pack_padded_sequence.default,
     aten.index.Tensor,
     aten.index_put.default,
     aten.index_put_.default,
