@@ -83,3 +83,24 @@ def view_strides(shape: Sizes, strides: Sizes, wanted: Sizes) -> Sizes | None:
     if not shape:
         return tuple(1 for _ in wanted)
     return tuple(found) if at < 0 else None
+
+
+def is_channels_last(shape: Sizes, strides: Sizes) -> bool:
+    """Whether torch takes a tensor of 4 or 5 axes to be channels last: channels innermost, then the last
+    axis, outwards to the batch.
+
+    >>> is_channels_last((2, 3, 8, 8), (192, 1, 24, 3)), is_channels_last((2, 3, 8, 8), (192, 64, 8, 1))
+    (True, False)
+
+    Source: c10/core/MemoryFormat.h, is_channels_last_strides_2d and _3d.
+    """
+    if len(shape) not in (4, 5) or strides[1] == 0:
+        return False
+    least = 0
+    for axis in (1, *range(len(shape) - 1, 1, -1), 0):
+        if shape[axis] == 0 or strides[axis] < least:
+            return False
+        if axis == 0 and least == strides[1]:
+            return False
+        least = strides[axis] * max(shape[axis], 1)
+    return True

@@ -56,7 +56,7 @@ def _storages(tree: Any) -> dict[int, int]:
 
 
 def _signature(func: Any, args: Any, kwargs: Any, result: Any) -> Signature:
-    """The call as a tape keeps it, but for what it aliases and writes."""
+    """The call as a tape keeps it, but for what it aliases."""
     inputs: list[TensorMeta] = []
 
     def plain(value: Any) -> Any:
@@ -81,8 +81,22 @@ def _signature(func: Any, args: Any, kwargs: Any, result: Any) -> Signature:
         inputs=tuple(inputs),
         outputs=outputs,
         aliases=(None,) * len(outputs),
-        writes=(),
+        writes=_written(func, arguments, keywords),
     )
+
+
+def _written(func: Any, arguments: tuple[Any, ...], keywords: tuple[tuple[str, Any], ...]) -> tuple[int, ...]:
+    """Which of the tensors the schema says are written."""
+    given = {**dict(keywords)}
+    for argument, value in zip(func._schema.arguments, arguments, strict=False):
+        given[argument.name] = value
+    written = [
+        given.get(argument.name)
+        for argument in func._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    flat = [item for value in written for item in (value if isinstance(value, tuple) else (value,))]
+    return tuple(item.index for item in flat if isinstance(item, Ref))
 
 
 def _meta(tensor: torch.Tensor) -> TensorMeta:
