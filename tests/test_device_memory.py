@@ -42,7 +42,11 @@ def test_allocated_is_the_tape_peak_without_workspaces() -> None:
     """Whole MiB and no matmul: allocated == 2 + 3 MiB == the tape's peak; one 20 MiB segment reserved."""
     tape = one_step()
     held = device_memory(tape, A100)
-    assert (held.allocated_bytes, memory(tape).peak_bytes, held.reserved_bytes) == (5 * MIB, 5 * MIB, 20 * MIB)
+    assert (held.allocated_bytes, memory(tape).peak_bytes, held.reserved_bytes) == (
+        5 * MIB,
+        5 * MIB,
+        20 * MIB,
+    )
 
 
 def test_sizes_round_to_512() -> None:

@@ -59,7 +59,7 @@ def device_memory(
     last = tape.steps - 1
     steady = _steady_from(tape, last)
     peaks: dict[str, int] = {}
-    phases = _phases(tape)
+    phases = _PhaseAtTick(tape)
     for tick, index, size in _events(tape, cublas_workspace_bytes(capability)):
         if size < 0:
             allocator.free(handles.pop(index))
@@ -114,7 +114,7 @@ def _steady_from(tape: Tape, step: int) -> int:
     return min(starts, default=0)
 
 
-class _phases:
+class _PhaseAtTick:
     """The phase in which a tick lies, asked for in rising order."""
 
     def __init__(self, tape: Tape) -> None:

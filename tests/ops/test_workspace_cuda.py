@@ -15,7 +15,7 @@ HALF = "bfloat16"
 
 
 def heads(batch: int, count: int, length: int, width: int, dtype: str = HALF) -> TensorMeta:
-    """(batch, heads, sequence, width) as attention has it: the transpose of a (batch, sequence, ...) tensor."""
+    """(batch, heads, sequence, width) as attention has it: a transpose."""
     stride = (length * count * width, width, count * width, 1)
     return meta(batch, count, length, width, dtype=dtype, stride=stride)
 
@@ -86,7 +86,8 @@ def test_efficient_forward_accumulates_wide_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stride", "copied"), [((8, 1), False), ((1, 4), False), ((16, 1), False), ((0, 0), True), ((16, 2), True)]
+    ("stride", "copied"),
+    [((8, 1), False), ((1, 4), False), ((16, 1), False), ((0, 0), True), ((16, 2), True)],
 )
 def test_blas_copies_what_it_cannot_read(stride: tuple[int, int], copied: bool) -> None:
     """Rows or columns must be dense; an expanded or strided matrix is copied."""
@@ -129,3 +130,12 @@ def test_cpu_rules_stay_the_cpus() -> None:
     """The two tables do not mix: CPU flash attention has no CUDA rule."""
     assert "aten._scaled_dot_product_flash_attention_for_cpu" not in WORKSPACE_CUDA
     assert inside_bytes(flash_backward(heads(1, 1, 128, 64), heads(1, 1, 128, 64)), cuda=False) == 0
+
+
+def test_cudnn_rnn_copies_batch_first_input() -> None:
+    """Batch-first input of 4 x 10 x 32 fp32 is copied time-first: 5120 bytes; time-first is not."""
+    x, w, h = meta(4, 10, 32), meta(256, 32), meta(1, 4, 64)
+    for batch_first, expected in ((True, x.bytes), (False, 0)):
+        more = (2, 64, 0, 1, batch_first, 0.0, True, False, (), None)
+        sig = signature("aten._cudnn_rnn", x, (w,), 4, w, h, h, *more)
+        assert inside(sig) == expected

@@ -3,7 +3,8 @@
 The published memory rows of that course are of this model: RMS norm in fp32, rotary positions by halves,
 attention with a materialised mask and a hand-written softmax, SwiGLU, an untied head, a hand-written
 cross-entropy and a hand-written AdamW. Source of the operators' order:
-https://github.com/stanford-cs336/assignment2-systems, cs336-basics/cs336_basics/{model,nn_utils,optimizer}.py.
+https://github.com/stanford-cs336/assignment2-systems, cs336-basics/cs336_basics/ (model, nn_utils and
+optimizer).
 """
 
 from __future__ import annotations
@@ -123,7 +124,15 @@ class LanguageModel(nn.Module):
     """`segment` blocks are recomputed together in backward; 0 keeps everything."""
 
     def __init__(
-        self, vocabulary: int, length: int, width: int, layers: int, heads: int, inner: int, *, segment: int = 0
+        self,
+        vocabulary: int,
+        length: int,
+        width: int,
+        layers: int,
+        heads: int,
+        inner: int,
+        *,
+        segment: int = 0,
     ) -> None:
         super().__init__()
         self.token_embeddings = Embedding(vocabulary, width)

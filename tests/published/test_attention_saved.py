@@ -28,7 +28,9 @@ class Attention(nn.Module):
         self.q, self.k, self.v = (nn.Parameter(torch.empty(BATCH, length, width)) for _ in range(3))
 
     def forward(self, _: Tensor) -> Tensor:
-        scores = einsum(self.q, self.k, "... query d, ... key d -> ... query key") / math.sqrt(self.q.shape[-1])
+        scores = einsum(self.q, self.k, "... query d, ... key d -> ... query key") / math.sqrt(
+            self.q.shape[-1]
+        )
         return einsum(cs336.softmax(scores), self.v, "... query key, ... key d -> ... query d")
 
 
@@ -43,7 +45,9 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("name", "length", "width", "kept", "peak"), ROWS, ids=[row[0] for row in ROWS])
-def test_kept_and_peak_within_a_thousandth(name: str, length: int, width: int, kept: float, peak: float) -> None:
+def test_kept_and_peak_within_a_thousandth(
+    name: str, length: int, width: int, kept: float, peak: float
+) -> None:
     """Two matrices of scores and 12 bytes per query are kept: within 0.1 % of the published bytes."""
     del name
     subject = resolve(

@@ -79,7 +79,9 @@ FORWARD = [("M02130", 128, "fp32", 18.053), ("M02132", 128, "bf16-mixed", 22.452
            ("M02134", 512, "fp32", 39.750), ("M02136", 512, "bf16-mixed", 36.832)]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "length", "precision", "measured"), FORWARD, ids=[row[0] for row in FORWARD])
+@pytest.mark.parametrize(
+    ("name", "length", "precision", "measured"), FORWARD, ids=[row[0] for row in FORWARD]
+)
 def test_forward_alone_within_a_thousandth(name: str, length: int, precision: str, measured: float) -> None:
     """A forward with its graph kept, without an optimizer: within 0.1 % of the report."""
     del name

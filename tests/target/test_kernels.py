@@ -53,7 +53,7 @@ def test_dropout_in_evaluation_and_at_the_ends_is_not_fused() -> None:
     assert not any("native_dropout" in s.op for s in recorded(Ends()).signatures)
 
 
-@pytest.mark.skipif(not hasattr(torch.ops.aten, "_fused_rms_norm"), reason="fused RMS norm came with torch 2.9")
+@pytest.mark.skipif(not hasattr(torch.ops.aten, "_fused_rms_norm"), reason="came with torch 2.9")
 def test_rms_norm_is_one_kernel() -> None:
     """nn.RMSNorm keeps its input and one fp32 number per row; its backward is one call."""
     tape = recorded(nn.Sequential(nn.Linear(64, 64), nn.RMSNorm(64)), precision="bf16")
@@ -119,7 +119,10 @@ def test_fused_adamw_makes_no_temporaries() -> None:
         return sum(
             storage.bytes
             for storage in tape.storages
-            if storage.born > start and storage.call >= 0 and calls[storage.call] == "optimizer" and storage.bytes > 64
+            if storage.born > start
+            and storage.call >= 0
+            and calls[storage.call] == "optimizer"
+            and storage.bytes > 64
         )
 
     assert made("adamw-fused") == 0

@@ -46,7 +46,10 @@ def _sequence_first_copy_bytes(meta: TensorMeta) -> int:
     order = (0, 2, 1, 3)
     return _copy_bytes(
         TensorMeta(
-            tuple(meta.shape[axis] for axis in order), tuple(meta.stride[axis] for axis in order), 0, meta.dtype
+            tuple(meta.shape[axis] for axis in order),
+            tuple(meta.stride[axis] for axis in order),
+            0,
+            meta.dtype,
         )
     )
 
@@ -209,7 +212,7 @@ def embedding_dense_backward(sig: Signature) -> int:
     `embedding_backward_cuda_kernel`: `grad_weight_per_segment`.
     """
     gradient, indices = need(sig, 0, "grad_output"), need(sig, 1, "indices")
-    rows = argument(sig, 2, "num_weights")
+    rows = int(argument(sig, 2, "num_weights"))
     copies = _copy_bytes(gradient)
     count = indices.elements
     if count <= _FEW_INDICES and (argument(sig, 3, "padding_idx", -1) or -1) < 0:
@@ -250,11 +253,10 @@ def convolution_bounds(sig: Signature) -> Bounds:
     otherwise, and for fp32, whose kernels read both layouts, nothing is. Transposing is the largest use
     that is known; FFT and Winograd kernels, which want more, are no longer chosen for common shapes.
     """
-    operands = [meta for meta in (*sig.inputs, *sig.outputs) if len(meta.shape) >= 3]  # noqa: PLR2004
+    operands = [meta for meta in (*sig.inputs, *sig.outputs) if len(meta.shape) >= 3]
     copies = sum(meta.bytes for meta in operands)
     transposes = all(
-        meta.itemsize == _HALF_BYTES and (_contiguous(meta) or len(meta.shape) == 3)  # noqa: PLR2004
-        for meta in operands
+        meta.itemsize == _HALF_BYTES and (_contiguous(meta) or len(meta.shape) == 3) for meta in operands
     )
     return Bounds(0, copies if transposes and operands else 0, copies)
 
@@ -279,3 +281,26 @@ def foreach_norm(sig: Signature) -> int:
     chunks = -(-max(meta.elements for meta in sig.inputs) // 65536)
     return len(sig.inputs) * chunks * _FLOAT
 
+
+# --------------------------------------------------------------------------------------- recurrent
+
+
+@workspace_cuda("aten._cudnn_rnn")
+def recurrent(sig: Signature) -> int:
+    """A time-first copy of batch-first input. Left out: cuDNN's own workspace, which it does not describe.
+
+    Source: native/cudnn/RNN.cpp, `_cudnn_rnn`: `input.transpose(0, 1)` and `x = input.contiguous()`.
+    """
+    x = need(sig, 0, "input")
+    return x.bytes if argument(sig, 10, "batch_first") is True else 0
+
+
+@workspace_cuda("aten._cudnn_rnn_backward")
+def recurrent_backward(sig: Signature) -> int:
+    """Time-first copies of batch-first input, output and the output's gradient.
+
+    Source: native/cudnn/RNN.cpp, `_cudnn_rnn_backward_input` and `_cudnn_rnn_backward_weight`.
+    """
+    if argument(sig, 13, "batch_first") is not True:
+        return 0
+    return need(sig, 0, "input").bytes + 2 * need(sig, 6, "output").bytes

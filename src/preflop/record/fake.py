@@ -105,7 +105,7 @@ class FakeKernels:
         with torch.no_grad():
             template = FakeTensor(self.mode, torch.empty(0, device="meta"), CPU)
         self._template = dict(template.__dict__)
-        self.corrected: Callable[[Any, tuple[Output, ...]], tuple[Output, ...]] | None = None
+        self.corrected: Callable[[Any, Any, tuple[Output, ...]], tuple[Output, ...]] | None = None
         """What a target device returns where torch's fake kernel describes the CPU's (`target`)."""
 
     def wrap(self, elem: torch.Tensor, requires_grad: bool = False) -> torch.Tensor:
@@ -188,7 +188,7 @@ class FakeKernels:
         elif func in _REDUCED_IN_PLACE:
             outputs = (_reduced_in_place(func, args, kwargs, inputs, outputs[0]),)
         if self.corrected is not None:
-            outputs = self.corrected(func, outputs)
+            outputs = self.corrected(func, args, outputs)
         numbers = {i: item for i, item in enumerate(flat) if isinstance(item, (int, float))}
         if numbers:
             pack = _with_numbers(pack, numbers)

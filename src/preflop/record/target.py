@@ -11,11 +11,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from preflop.hardware.catalog import find
-from preflop.record import target_attention, target_autocast, target_kernels
+from preflop.record import target_attention, target_autocast, target_kernels, target_recurrent
+from preflop.record.fake import Fresh, Output
 from preflop.record.recorder import Recorder
 from preflop.subject import Subject
 
@@ -44,7 +46,7 @@ def find_target(device: str) -> Target | None:
     >>> find_target("h100-sxm").capability, find_target("cpu")
     ((9, 0), None)
     >>> find_target("mi300x").assumed
-    'AMD Instinct MI300X is no CUDA device: it is recorded by the rules of CUDA compute capability 8.0.'
+    'Instinct MI300X 192GB is no CUDA device: it is recorded by the rules of CUDA compute capability 8.0.'
 
     Raises:
         UnknownDevice: no such device.
@@ -73,8 +75,9 @@ def target_rules(subject: Subject, recorder: Recorder) -> Iterator[None]:
         return
     if target.assumed:
         recorder.assumed(target.assumed)
-    with cuda_kernels(target.capability, recorder.assumed, autocast=subject.precision.autocast_dtype is not None):
-        recorder.kernels.corrected = target_kernels.corrected
+    autocast = subject.precision.autocast_dtype is not None
+    with cuda_kernels(target.capability, recorder.assumed, autocast=autocast):
+        recorder.kernels.corrected = _corrected
         try:
             yield
         finally:
@@ -93,8 +96,17 @@ def cuda_kernels(
             warnings.filterwarnings("ignore", message="(?s).*[Oo]verrid")
             target_attention.install(library, capability, assumed)
             target_kernels.install(library)
+            target_recurrent.install(library, assumed)
             if autocast:
                 target_autocast.install(library)
         yield
     finally:
         library._destroy()
+
+
+def _corrected(func: Any, args: tuple[Any, ...], outputs: tuple[Output, ...]) -> tuple[Output, ...]:
+    """What CUDA's kernel returns, where torch's fake kernel describes the CPU's or does not know."""
+    if func is torch.ops.aten._cudnn_rnn.default:
+        count = target_recurrent.reserve_bytes(args)
+        return (*outputs[:3], Fresh((count,), (1,), torch.uint8, count), outputs[4])
+    return target_kernels.corrected(func, outputs)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -250,7 +249,15 @@ def install(
         call = _Call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if not any(isinstance(tensor, FakeTensor) for tensor in (query, key, value)):
             return composite(  # type: ignore[no-any-return]
-                original, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+                original,
+                query,
+                key,
+                value,
+                attn_mask,
+                dropout_p,
+                is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
             )
         backend = choose(call.question(capability), Enabled.now())
         assumed(f"attention runs as CUDA's {backend.value} kernel, as torch would choose it.")
@@ -278,8 +285,11 @@ class _Call:
 
     def question(self, capability: tuple[int, int]) -> Question:
         gradients = torch.is_grad_enabled()
+        query, key, value = (tuple(tensor.shape) for tensor in self._tensors)
         return Question(
-            *(tuple(tensor.shape) for tensor in self._tensors),
+            query,
+            key,
+            value,
             dtype=self.query.dtype,
             capability=capability,
             mask=None if self.mask is None else tuple(self.mask.shape),
@@ -300,8 +310,9 @@ class _Call:
             return self._flash()
         mask = _additive(self.mask, self.query.dtype)
         if backend is Backend.CUDNN:
+            keep = self._needs_gradient()
             return aten._scaled_dot_product_cudnn_attention(  # type: ignore[no-any-return]
-                *self._tensors, mask, self._needs_gradient(), self.dropout, self.causal, False, scale=self.scale
+                *self._tensors, mask, keep, self.dropout, self.causal, False, scale=self.scale
             )[0]
         if backend is Backend.EFFICIENT:
             if mask is not None:
@@ -343,8 +354,9 @@ _MASK_ALIGNMENT = 16
 
 def _aligned(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """The mask with rows padded in memory where they are not aligned, expanded to the scores' shape."""
-    strides = mask.stride()
-    if mask.shape[-1] % _MASK_ALIGNMENT or any(step % _MASK_ALIGNMENT for step in strides[:-1]) or strides[-1] != 1:
+    *outer, last = mask.stride()
+    misplaced = last != 1 or any(step % _MASK_ALIGNMENT for step in outer)
+    if misplaced or mask.shape[-1] % _MASK_ALIGNMENT:
         missing = _MASK_ALIGNMENT - mask.shape[-1] % _MASK_ALIGNMENT
         mask = torch.nn.functional.pad(mask, (0, missing))[..., : mask.shape[-1]]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])

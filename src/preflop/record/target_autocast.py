@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from preflop.record import target_recurrent
 from preflop.record.target_kernels import composite
 
 Kernel = Callable[..., Any]
@@ -78,11 +79,11 @@ _CUDA_ONLY_BANNED = "binary_cross_entropy"
 CUDA_ONLY_UNUSED = frozenset({"cudnn_convolution", "cudnn_convolution_transpose"})
 
 CUDA_POLICY: dict[str, Policy] = {
-    **{name: Policy.LOWER_PRECISION for name in _LOWER_PRECISION.split()},
-    **{name: Policy.FP32 for name in _FP32.split()},
-    **{name: Policy.FP32_SET_OPT_DTYPE for name in _FP32_SET_OPT_DTYPE.split()},
-    **{name: Policy.FP32_APPEND_DTYPE for name in _FP32_APPEND_DTYPE},
-    **{name: Policy.PROMOTE for name in _PROMOTE.split()},
+    **dict.fromkeys(_LOWER_PRECISION.split(), Policy.LOWER_PRECISION),
+    **dict.fromkeys(_FP32.split(), Policy.FP32),
+    **dict.fromkeys(_FP32_SET_OPT_DTYPE.split(), Policy.FP32_SET_OPT_DTYPE),
+    **dict.fromkeys(_FP32_APPEND_DTYPE, Policy.FP32_APPEND_DTYPE),
+    **dict.fromkeys(_PROMOTE.split(), Policy.PROMOTE),
     _CUDA_ONLY_BANNED: Policy.BANNED,
 }
 """Operator ("name" or "name.overload") -> what autocast on CUDA does with it."""
@@ -116,6 +117,7 @@ def install(library: torch.library.Library) -> None:
         library.impl(name, _kernel(name, CUDA_POLICY[name], caster), AUTOCAST)
     for name in sorted(_cpu_names() - ours):
         library.impl(name, torch.library.fallthrough_kernel, AUTOCAST)
+    target_recurrent.install_autocast(library, caster.lower, _excluded)
 
 
 def _cpu_names() -> set[str]:
@@ -182,9 +184,7 @@ class _Caster:
 
 def _eligible(value: Any) -> bool:
     """`is_eligible` of autocast_mode.h: a floating tensor that is not float64."""
-    return (
-        isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
-    )
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.float64
 
 
 def _holds_tensors(value: Any) -> bool:

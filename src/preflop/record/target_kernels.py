@@ -81,9 +81,7 @@ def corrected(func: Any, outputs: tuple[Output, ...]) -> tuple[Output, ...]:
     places = _STATISTICS.get(func)
     if places is None:
         return outputs
-    return tuple(
-        _wide(output) if index in places else output for index, output in enumerate(outputs)
-    )
+    return tuple(_wide(output) if index in places else output for index, output in enumerate(outputs))
 
 
 def _wide(output: Output) -> Output:
