@@ -6,13 +6,19 @@ tests; it computes nothing itself, so that its children begin with a clean, sing
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import resource
 import signal
+import struct
 import sys
+import threading
+import time
 import traceback
 
 import torch
+import torch._dynamo  # optimizers import it: once here, and not in every child
 
 from preflop.errors import PreflopError
 from preflop.trainer.config import make_config
@@ -24,12 +30,19 @@ def child(request: dict) -> int:
     """Train as the request says; killed at the moment of that number, else the moments are reported."""
     moments: list[str] = []
     kill_at = request.get("kill_at")
+    kill_after = request.get("kill_after")
+    if "largest_file_bytes" in request:  # a disk that is full, as far as large files go
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["largest_file_bytes"],) * 2)
+    if request.get("obey_permissions"):
+        obey_permissions()
     signal_number = getattr(signal, request.get("signal", "SIGKILL"))
 
     def observe(moment: str, step: int, microbatch: int) -> None:
         moments.append(f"{moment}:{step}:{microbatch}")
         if len(moments) == kill_at or moments[-1] == kill_at:
             os.kill(os.getpid(), signal_number)
+        if kill_after and moments[-1] == kill_after[0]:
+            threading.Thread(target=kill_later, args=(kill_after[1],), daemon=True).start()
 
     with open(request["log"], "a", encoding="utf-8") as log:
         try:
@@ -46,6 +59,17 @@ def child(request: dict) -> int:
     with open(request["log"] + ".moments", "w", encoding="utf-8") as stream:
         json.dump(moments, stream)
     return 0
+
+
+def kill_later(seconds: float) -> None:
+    time.sleep(seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def obey_permissions() -> None:
+    """Drop root's right to write where permissions forbid it (capset(2), header version 3)."""
+    header = struct.pack("Ii", 0x20080522, 0)
+    ctypes.CDLL(None, use_errno=True).capset(header, bytes(24))
 
 
 def main() -> None:

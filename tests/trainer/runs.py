@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import subprocess
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,9 @@ def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
     """Every tensor of a checkpoint."""
     assert why_invalid(checkpoint) is None
     into = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in saved_tensors(checkpoint).items()}
-    load_tensors(checkpoint, into, Processes())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch: "assuming a single process"
+        load_tensors(checkpoint, into, Processes())
     return into
 
 

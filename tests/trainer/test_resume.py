@@ -46,12 +46,12 @@ def kill_twice_and_finish(config: dict[str, Any], server: Server, first: int | s
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("point", range(6))
+@pytest.mark.parametrize("point", range(5))
 def test_a_run_killed_at_random_ends_as_if_it_was_not(
     variant: str, point: int, straight: dict, server: Server, settings: Make, tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:  # fmt: skip
-    """24 random moments, each with a second kill: every parameter, moment, scaler and scheduler value,
+    """20 random moments, each with a second kill: every parameter, moment, scaler and scheduler value,
     random state, drawn sample and logged loss is equal, bit for bit."""
     whole, moments = never_interrupted(variant, straight, server, settings, tmp_path_factory.mktemp("whole"))
     chosen = random.Random(f"{variant} {point}")
@@ -112,7 +112,7 @@ def test_sigterm_saves_and_ends_cleanly(straight: dict, server: Server, settings
     assert checkpoints(config["out"])[-1].name == "step-00000005"
     assert "Stopped by SIGTERM at step 5 of 10" in server.log(config)
     assert server.train(config, resume=True) == 0
-    assert differences(whole, config["out"])[1:] == differences(whole, config["out"])[:0]
+    assert differences(whole, config["out"]) == []
 
 
 def test_every_sample_comes_once_an_epoch(settings: Make, server: Server, data: Path) -> None:
@@ -134,13 +134,13 @@ def test_every_sample_comes_once_an_epoch(settings: Make, server: Server, data: 
 
 
 def test_the_last_short_window_is_weighted_by_its_tokens(settings: Make, server: Server) -> None:
-    """Two epochs do not divide into steps of six samples: the last step is short, none is lost (L03)."""
-    config = settings(steps=None, epochs=2)
+    """Two epochs do not divide into steps of 20 samples: the last step is short, none is lost (L03)."""
+    config = settings(steps=None, epochs=2, batch=4, microbatches=5)
     assert server.train(config) == 0
     tokens = [int(row["tokens"]) for row in rows(config["out"])]
-    assert set(tokens[:-1]) == {6 * 16}
-    assert 0 < tokens[-1] < 6 * 16
-    assert sum(tokens) % (2 * 16) == 0
+    assert set(tokens[:-1]) == {20 * 16}
+    assert 0 < tokens[-1] < 20 * 16
+    assert len(tokens) == -(-sum(tokens) // (20 * 16))
 
 
 def test_without_a_checkpoint_resume_begins_at_step_0(settings: Make, server: Server) -> None:

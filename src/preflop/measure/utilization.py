@@ -168,7 +168,8 @@ class Meter:
 
     def _close_window(self) -> None:
         now = self._edge_now()
-        steps, tokens, seconds = self._in_window, self._window_tokens, now - (self._edge or now)
+        begun = now if self._edge is None else self._edge
+        steps, tokens, seconds = self._in_window, self._window_tokens, now - begun
         self._edge, self._in_window, self._window_tokens = now, 0, 0
         self._last = (steps, tokens, seconds)
         if self._seen > self._warmup_steps:

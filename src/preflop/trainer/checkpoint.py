@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import CheckpointException, FileSystemReader, FileSystemWriter
 
 from preflop.errors import BadFile
 from preflop.trainer.processes import Processes
@@ -36,6 +36,8 @@ MANIFEST, STATE = "manifest.json", "state.json"
 _PART, _DELETING = ".part", ".deleting"
 _NAME = re.compile(r"step-(\d{8,})")
 _READ_BYTES = 1 << 22
+# torch's own is a BaseException.
+_FAILURES = (Exception, CheckpointException)
 
 
 class SaveFailed(BadFile):
@@ -80,7 +82,7 @@ class Checkpoints:
         self._keep, self._processes, self._asynchronous = keep, processes, asynchronous
         self._observe = observe
         self._writing: threading.Thread | None = None
-        self._failure: Exception | None = None
+        self._failure: SaveFailed | None = None
         self._staging: dict[str, torch.Tensor] = {}
 
     # -- saving -----------------------------------------------------------------------------------
@@ -126,7 +128,7 @@ class Checkpoints:
     def _save_beside(self, step: int, snapshot: Snapshot) -> None:
         try:
             self._save(step, snapshot)
-        except Exception as error:
+        except SaveFailed as error:
             self._failure = error
 
     def _save(self, step: int, snapshot: Snapshot) -> None:
@@ -136,7 +138,7 @@ class Checkpoints:
             self._together(lambda: self._begin(part), only_first=True)
             self._together(lambda: self._write_tensors(part, snapshot))
             self._together(lambda: self._finish(part, final, snapshot), only_first=True)
-        except Exception as error:
+        except _FAILURES as error:
             if self._processes.first:
                 shutil.rmtree(part, ignore_errors=True)
             raise SaveFailed(
@@ -147,11 +149,11 @@ class Checkpoints:
 
     def _together(self, work: Callable[[], None], *, only_first: bool = False) -> None:
         """Do one part of the save in each process, or in the first; where one fails, all of them do."""
-        failure: Exception | None = None
+        failure: BaseException | None = None
         if self._processes.first or not only_first:
             try:
                 work()
-            except Exception as error:
+            except _FAILURES as error:
                 failure = error
         failed = self._processes.any(failure is not None, self._processes.checkpoint_group)
         if failure is not None:
@@ -310,6 +312,8 @@ def load_tensors(path: Path, into: dict[str, torch.Tensor], processes: Processes
 
 def _reason(error: BaseException) -> str:
     """The operating system's reason where there is one: torch wraps it."""
+    if isinstance(error, CheckpointException):
+        error = next(failure for failure, _ in error.failures.values())
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, OSError) and inner.strerror:
