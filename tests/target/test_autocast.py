@@ -126,7 +126,7 @@ def called_under_autocast(name: str, dtypes: list[torch.dtype], spied: str | Non
     op = target_autocast._overload(name)
     spy = Spy(spied or name)
     args, kwargs = samples(op, dtypes)
-    with cuda_kernels(AMPERE, lambda _: None, autocast=True):
+    with cuda_kernels(AMPERE, lambda _: None):
         library = torch.library.Library("aten", "IMPL")
         try:
             library.impl(spied or name, spy, "AutogradCPU")
@@ -185,7 +185,7 @@ def test_promoting_operators_see_the_widest(name: str) -> None:
 def test_binary_cross_entropy_is_refused_as_on_cuda() -> None:
     """binary_cross_entropy raises under autocast, with torch's words."""
     with (
-        cuda_kernels(AMPERE, lambda _: None, autocast=True),
+        cuda_kernels(AMPERE, lambda _: None),
         torch.autocast("cpu", dtype=torch.bfloat16),
         pytest.raises(RuntimeError, match="unsafe to autocast"),
     ):
@@ -283,3 +283,32 @@ def test_the_cpu_keeps_its_own_policy() -> None:
         return found[0].outputs[0].dtype
 
     assert (softmax_dtype("cpu"), softmax_dtype("a100-80gb")) == ("bfloat16", "float32")
+
+
+class Itself(nn.Module):
+    """Leaves and enters CUDA's autocast by itself, as models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", enabled=False):
+            x = self.layer(x)
+        with torch.autocast("cuda", dtype=torch.float16):
+            return self.layer(x)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_a_model_may_enter_and_leave_cuda_autocast(precision: str) -> None:
+    """The first layer runs in fp32 and the second in fp16, whatever surrounds them; torch.autocast is as
+    before afterwards."""
+    before = torch.autocast.__init__
+    tape = record_subject(resolve(Itself(), torch.ones(2, 8), precision=precision, device="a100-80gb"))
+    ran = [
+        tape.signatures[call.signature].inputs[1].dtype
+        for call in tape.steady()
+        if tape.signatures[call.signature].op == "aten.addmm"
+    ]
+    assert ran == ["float32", "float16"]
+    assert torch.autocast.__init__ is before

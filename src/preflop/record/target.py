@@ -75,8 +75,7 @@ def target_rules(subject: Subject, recorder: Recorder) -> Iterator[None]:
         return
     if target.assumed:
         recorder.assumed(target.assumed)
-    autocast = subject.precision.autocast_dtype is not None
-    with cuda_kernels(target.capability, recorder.assumed, autocast=autocast):
+    with cuda_kernels(target.capability, recorder.assumed), target_autocast.cuda_means_cpu():
         recorder.kernels.corrected = _corrected
         try:
             yield
@@ -85,9 +84,7 @@ def target_rules(subject: Subject, recorder: Recorder) -> Iterator[None]:
 
 
 @contextmanager
-def cuda_kernels(
-    capability: tuple[int, int], assumed: Callable[[str], None], *, autocast: bool
-) -> Iterator[None]:
+def cuda_kernels(capability: tuple[int, int], assumed: Callable[[str], None]) -> Iterator[None]:
     """CUDA's choice of kernels for CPU tensors, inside the block only."""
     library = torch.library.Library("aten", "IMPL")
     try:
@@ -97,8 +94,7 @@ def cuda_kernels(
             target_attention.install(library, capability, assumed)
             target_kernels.install(library)
             target_recurrent.install(library, assumed)
-            if autocast:
-                target_autocast.install(library)
+            target_autocast.install(library)
         yield
     finally:
         library._destroy()

@@ -120,6 +120,30 @@ def install(library: torch.library.Library) -> None:
     target_recurrent.install_autocast(library, caster.lower, _excluded)
 
 
+@contextmanager
+def cuda_means_cpu() -> Iterator[None]:
+    """Inside, `torch.autocast("cuda")`, which a model may enter or leave by itself, acts on the CPU tensors
+    that stand for CUDA's; without a GPU torch would ignore it."""
+    original = torch.autocast.__init__
+
+    def init(
+        self: torch.autocast,
+        device_type: str,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        if device_type == "cuda":
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+        original(self, device_type, dtype, enabled, cache_enabled)
+
+    torch.autocast.__init__ = init  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__init__ = original  # type: ignore[method-assign]
+
+
 def _cpu_names() -> set[str]:
     """Operators that the CPU's autocast casts, as "name.overload" in namespace aten."""
     registered = torch._C._dispatch_get_registrations_for_dispatch_key(AUTOCAST)
