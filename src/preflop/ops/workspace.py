@@ -147,6 +147,35 @@ def safe_softmax(sig: Signature) -> int:
     return scores.elements + scores.elements // max(1, scores.shape[dim])
 
 
+# Elements from which a kernel is worth several threads. Source: aten/src/ATen/Parallel.h, GRAIN_SIZE.
+_GRAIN_ELEMENTS = 32768
+
+
+@workspace("aten.masked_select")
+def masked_select(sig: Signature) -> int:
+    """The mask and its running sum as int64, an element each, where the parallel kernel runs.
+
+    Source: aten/src/ATen/native/TensorAdvancedIndexing.cpp, `masked_select_out_impl_cpu` (the serial
+    kernel takes nothing: it needs one thread or a small tensor, and both contiguous when expanded).
+    """
+    source, mask = need(sig, 0, "self"), need(sig, 1, "mask")
+    shape = _broadcast(source.shape, mask.shape)
+    elements = 1
+    for size in shape:
+        elements *= size
+    expanded = source.shape != shape or mask.shape != shape
+    contiguous = is_contiguous(source) and is_contiguous(mask) and not expanded
+    if contiguous and (elements < _GRAIN_ELEMENTS or thread_count() == 1):
+        return 0
+    return 2 * elements * DTYPE_BYTES["int64"]
+
+
+def _broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    rank = max(len(one), len(other))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in (one, other)]
+    return tuple(b if a == 1 else a for a, b in zip(*padded))
+
+
 @workspace("aten.cumsum", "aten.cumprod")
 def cumulative(sig: Signature) -> int:
     """A copy in the result's dtype, where the input has another.

@@ -163,11 +163,13 @@ def _index(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     for index in indices:
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             known.append(index)
-        elif type(index) is FakeTensor:
-            count = _count(recorder, index)
-            known.extend(torch.zeros(count, dtype=torch.int64) for _ in range(index.ndim))
+            continue
+        # nonzero of a mask makes one (n, dims) tensor inside the kernel; the indices are its columns.
+        if type(index) is FakeTensor:
+            found = torch.zeros(index.ndim, _count(recorder, index), dtype=torch.int64).t()
         else:
-            # nonzero of a mask makes one (n, dims) tensor; the indices are its columns.
             found = index.nonzero()
-            known.extend(found[:, dim] for dim in range(index.ndim))
+        if recorder.recording:
+            recorder.table.born(found, len(recorder.calls))
+        known.extend(found[:, dim] for dim in range(index.ndim))
     return recorder.planned(func, (source, known, *args[2:]), kwargs)

@@ -104,6 +104,8 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def check_forward(model: nn.Module) -> None:
     """A model must have a forward."""
+    if isinstance(model, torch.jit.ScriptModule):
+        return  # it was compiled from one
     if type(model).forward is nn.Module.forward and "forward" not in vars(model):
         raise BadSubject(
             f"{type(model).__name__} has no forward method.\n  Define forward(self, ...)."
@@ -112,7 +114,7 @@ def check_forward(model: nn.Module) -> None:
 
 def check_batch(subject: Subject, model: nn.Module) -> None:
     """A model that reads something must be given a batch."""
-    if subject.make_batch is not no_batch:
+    if subject.make_batch is not no_batch or isinstance(model, torch.jit.ScriptModule):
         return
     for parameter in inspect.signature(model.forward).parameters.values():
         variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
