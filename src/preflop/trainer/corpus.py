@@ -106,10 +106,10 @@ def _document(path: Path, validation_share: float) -> Document:
     if wanted >= size:
         return Document(path, size, size)
     with path.open("rb") as stream:
-        stream.seek(wanted)
-        ahead = stream.read(_NEWLINE_REACH_BYTES)
-    line_end = ahead.find(b"\n")
-    return Document(path, size, wanted + (line_end + 1 if line_end >= 0 else _character_start(ahead)))
+        stream.seek(wanted - 1)  # a share below 1 leaves at least one byte before it
+        around = stream.read(_NEWLINE_REACH_BYTES)
+    line_end = around.find(b"\n")
+    return Document(path, size, wanted + (line_end if line_end >= 0 else _character_start(around[1:])))
 
 
 def _character_start(text: bytes) -> int:

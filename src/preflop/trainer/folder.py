@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,26 +16,38 @@ from preflop.trainer.config import FILE, TrainConfig, to_toml
 _LOCK = ".lock"
 
 
-def prepare_folder(config: TrainConfig, *, resume: bool) -> Path:
+def check_folder(config: TrainConfig, *, resume: bool) -> None:
+    """Refuse a folder that cannot be the run's, before anything is priced or made.
+
+    Raises:
+        BadFile: it is a file, or holds a run and `resume` was not asked for.
+    """
+    run = Path(config.out)
+    if run.exists() and not run.is_dir():
+        raise BadFile(f"{run} is a file; --out names the run's folder.")
+    held = any((run / "checkpoints").glob("step-*")) or (run / metrics.FILE).exists()
+    if held and not resume:
+        raise BadFile(f"{run} holds a run already.\n  Go on with it: --resume. Or name another folder with --out.")
+
+
+def make_folder(config: TrainConfig) -> Path:
     """The run's folder, made if need be.
 
     Raises:
-        BadFile: it cannot be written, or holds a run and `resume` was not asked for.
+        BadFile: it cannot be made.
     """
     run = Path(config.out)
     try:
         run.mkdir(parents=True, exist_ok=True)
-        held = any((run / "checkpoints").glob("step-*")) or (run / metrics.FILE).exists()
     except OSError as error:
-        raise BadFile(f"cannot use the run folder {run}: {error.strerror}.\n  Name another with --out.") from error
-    if held and not resume:
-        raise BadFile(f"{run} holds a run already.\n  Go on with it: --resume. Or name another folder with --out.")
+        raise BadFile(f"cannot make the run folder {run}: {error.strerror}.\n  Name another with --out.") from error
     return run
 
 
 def save_config(run: Path, config: TrainConfig) -> None:
-    """The settings, beside what they make."""
-    write_atomically(run / FILE, to_toml(config).encode())
+    """The settings, beside what they make; where the data is, from everywhere."""
+    told = dataclasses.replace(config, data=str(Path(config.data).absolute()), out=str(run.absolute()))
+    write_atomically(run / FILE, to_toml(told).encode())
 
 
 @contextmanager

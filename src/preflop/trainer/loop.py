@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from preflop.trainer.compare import Compared, compare, predicted
 from preflop.trainer.config import TrainConfig, changes
 from preflop.trainer.display import Display, Moment, Silent
 from preflop.trainer.evaluate import evaluate
-from preflop.trainer.folder import locked, prepare_folder, save_config
+from preflop.trainer.folder import check_folder, locked, make_folder, save_config
 from preflop.trainer.metrics import Metrics, Row
 from preflop.trainer.model import make_model, trained_facts
 from preflop.trainer.optimizer import make_optimizer
@@ -83,12 +84,17 @@ class Result:
             "step": self.step,
             "steps": self.steps,
             "skipped": self.skipped,
-            "loss": self.loss,
-            "validation_loss": self.validation_loss,
+            "loss": _number(self.loss),
+            "validation_loss": _number(self.validation_loss),
             "stopped_by": self.stopped_by,
             "reading": asdict(self.reading),
             "compared": [asdict(row) for row in self.compared],
         }
+
+
+def _number(value: float | None) -> float | None:
+    """JSON has no NaN."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _nothing(moment: str, step: int, microbatch: int) -> None:
@@ -168,9 +174,11 @@ class _Run:
 
     def go(self, *, resume: bool, force: bool, price: bool) -> Result:
         """The whole run."""
+        if self.processes.first:
+            check_folder(self.config, resume=resume)
         self.account = self._price(force=force) if price else None
         self.expected = predicted(self.account, self.plan.step_samples * self.config.seq)
-        with self._folder(resume=resume) as folder:
+        with self._folder() as folder:
             self.checkpoints = Checkpoints(
                 folder,
                 keep=self.config.keep,
@@ -211,12 +219,12 @@ class _Run:
         return account
 
     @contextmanager
-    def _folder(self, *, resume: bool) -> Iterator[Path]:
+    def _folder(self) -> Iterator[Path]:
         """The run's folder, locked by the first process."""
         if not self.processes.first:
             yield Path(self.config.out)
             return
-        folder = prepare_folder(self.config, resume=resume)
+        folder = make_folder(self.config)
         with locked(folder):
             yield folder
 

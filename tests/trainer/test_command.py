@@ -1,0 +1,187 @@
+"""`preflop data` and `preflop train`: what they print, refuse and leave behind."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from preflop.cli.main import run
+from preflop.trainer.config import TrainConfig, keys, make_config, read_toml, to_toml
+
+SMALL = ["--batch", "2", "--seq", "16", "--checkpoint-every", "4", "--steps", "8"]
+
+
+@pytest.fixture
+def words(data: Path, tmp_path: Path) -> list[str]:
+    return ["train", "--data", str(data), "--out", str(tmp_path / "run"), *SMALL]
+
+
+def test_data_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tokens of both splits and the vocabulary; --json the same for programs."""
+    (tmp_path / "a.txt").write_text("hello there\n" * 50)
+    assert run(["data", str(tmp_path / "a.txt"), "--out", str(tmp_path / "d")]) == 0
+    assert "541 tokens to train on, 61 to validate, 256 ids (bytes)" in capsys.readouterr().out
+    assert run(["data", str(tmp_path / "a.txt"), "--out", str(tmp_path / "e"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["train_tokens"] == 541
+
+
+def test_train_prices_trains_and_compares(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The account first, a line with the prediction beside each reading, and a closing table."""
+    assert run(words) == 0
+    out = capsys.readouterr().out
+    assert out.index("What the step keeps") < out.index("step 1/8  loss") < out.index("peak memory")
+    assert "(predicted " in out
+    assert "Largest difference" in out
+    assert "Done: step 8 of 8" in out
+    assert read_toml(tmp_path / "run/config.toml")["batch"] == 2
+
+
+def test_metrics_hold_each_step_in_full_precision(words: list[str], tmp_path: Path) -> None:
+    """A row per step; the loss reads back to the very bits of an fp32 number."""
+    assert run(words) == 0
+    with (tmp_path / "run/metrics.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [int(row["step"]) for row in rows] == list(range(1, 9))
+    for row in rows:
+        loss = float(row["loss"])
+        assert torch.tensor(loss, dtype=torch.float32).item() == loss
+        assert repr(loss) == row["loss"]
+    assert {"learning_rate", "grad_norm", "tokens_per_s", "mfu", "peak_bytes", "skipped"} <= set(rows[0])
+    assert [bool(row["validation_loss"]) for row in rows] == [step in (4, 8) for step in range(1, 9)]
+
+
+def test_resume_needs_only_the_folder(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--out and --resume: the settings are the run's; more steps are allowed and told."""
+    assert run(words) == 0
+    assert run(["train", "--out", str(tmp_path / "run"), "--resume", "--steps", "10"]) == 0
+    out = capsys.readouterr().out
+    assert "Resumed from step-00000008" in out
+    assert "Changed since the checkpoint: steps was 8 and is 10" in out
+    assert "Done: step 10 of 10" in out
+
+
+def test_json_is_one_object(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """--json prints how the run ended and nothing else."""
+    assert run([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["schema"], found["step"], found["skipped"]) == ("preflop.train/1", 8, 0)
+    assert {row["what"] for row in found["compared"]} == {"peak memory", "step time", "tokens per second", "MFU"}
+
+
+def test_predicted_peak_is_what_the_allocator_saw(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """The trainer's own step, microbatches and clipping included: peak within 0.5 % of the prediction."""
+    assert run([*words, "--microbatches", "2", "--json"]) == 0
+    peak = next(row for row in json.loads(capsys.readouterr().out)["compared"] if row["what"] == "peak memory")
+    assert peak["measured"] == pytest.approx(peak["predicted"], rel=0.005)
+
+
+def test_flops_are_those_of_the_named_model(data: Path) -> None:
+    """Model FLOPs of the trainer's step equal those of `preflop account` for the same sizes, exactly."""
+    import preflop
+    from preflop.trainer.model import trained_facts
+    from preflop.trainer.preflight import own_account
+
+    config = TrainConfig(data=str(data), out="r", steps=1, batch=2, seq=16, microbatches=3)
+    mine = own_account(config, trained_facts(config, 256), 1, torch.device("cpu"))
+    named = preflop.account("gpt2-nano", {"batch_size": 2, "sequence_length": 16}, microbatches=3)
+    assert mine.flops.model == named.flops.model
+    assert mine.tape.subject is not None
+    assert mine.tape.subject.optimizer == "adamw-fused"
+
+
+def test_a_run_that_does_not_fit_is_refused(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 1 and how to start it all the same; nothing is made."""
+    words = ["train", "--data", str(data), "--out", str(tmp_path / "r"), "--model", "gpt2-xl", "--steps", "1"]
+    assert run([*words, "--batch", "4096", "--seq", "512"]) == 1
+    error = capsys.readouterr().err
+    assert "does not fit: a step needs" in error
+    assert "--force" in error
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (["--data", "nowhere"], "no data folder 'nowhere'"),
+        (["--seq", "9999"], "gpt2-nano has 256 positions"),
+        (["--seq", "256", "--data", "SHORT"], "a sequence of 256 tokens needs 257"),
+        (["--vocab", "99"], "the vocabulary is 99, and the data has token ids up to 255"),
+        (["--precision", "fp17"], "no precision named 'fp17'"),
+        (["--model", "gpt2-nanno"], "Nearest: gpt2-nano"),
+        (["--model", "bert-base"], "does not predict the next token"),
+        (["--optimizer", "adamv"], "no optimizer named 'adamv'"),
+        (["--steps", "ten"], "--steps is 'ten'"),
+        (["--epochs", "2"], "steps or epochs, and not both"),
+        (["--learning-rate", "nan"], "--learning-rate is 'nan'"),
+        (["--recompute", "all"], "recompute is 'all'; it must be one of none, block, selective"),
+        (["--device", "tpu"], "device is 'tpu'"),
+        (["--config", "none.toml"], "cannot read the config none.toml"),
+    ],
+)
+def test_bad_input_is_one_clear_message(
+    words: list[str], changed: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 2, what we got and what is needed on standard error, no traceback, and no run begun."""
+    if "SHORT" in changed:
+        (tmp_path / "short.txt").write_text("short\n" * 20)
+        assert run(["data", str(tmp_path / "short.txt"), "--out", str(tmp_path / "short")]) == 0
+        changed = [str(tmp_path / "short") if word == "SHORT" else word for word in changed]
+    assert run([*words, *changed]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_misspelt_key_names_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown key of a TOML file is refused, with the nearest setting."""
+    (tmp_path / "c.toml").write_text('data = "d"\nout = "r"\nsteps = 3\nmicrobatch = 2\n')
+    assert run(["train", "--config", str(tmp_path / "c.toml")]) == 2
+    assert "no setting named 'microbatch'.\n  Nearest: microbatches" in capsys.readouterr().err
+
+
+def test_settings_round_trip_through_toml() -> None:
+    """What is saved with the run reads back as it was, odd names included."""
+    config = TrainConfig(data='a "b"\\ü', out="r", steps=3, learning_rate=1e-05, dropout=0.1, async_save=True)
+    import tomllib
+
+    assert make_config(tomllib.loads(to_toml(config))) == config
+
+
+def test_flags_go_before_the_file(data: Path, tmp_path: Path) -> None:
+    """A flag wins over the TOML file, which wins over the default."""
+    (tmp_path / "c.toml").write_text(f'data = "{data}"\nout = "{tmp_path / "run"}"\nsteps = 2\nbatch = 3\nseq = 8\n')
+    assert run(["train", "--config", str(tmp_path / "c.toml"), "--batch", "1", "--json"]) == 0
+    saved = read_toml(tmp_path / "run/config.toml")
+    assert (saved["batch"], saved["seq"], saved["microbatches"]) == (1, 8, 1)
+
+
+def test_every_setting_has_a_meaning_on_the_command_line() -> None:
+    """Flags and settings do not drift apart: what is a flag is a setting."""
+    import inspect
+
+    from preflop.cli.train import command
+
+    flags = set(inspect.signature(command).parameters) - {"config", "resume", "force", "as_json"}
+    assert flags <= set(keys())
+
+
+def test_too_many_bad_steps_stop_the_run(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rate that breaks everything: skipped steps are counted and shown, then status 1; what was saved is good."""
+    from preflop.trainer.checkpoint import why_invalid
+
+    ending = [*words[:-1], "60", "--learning-rate", "1e30", "--warmup-steps", "0", "--max-skipped", "5"]
+    assert run([*ending, "--checkpoint-every", "1"]) == 1
+    printed = capsys.readouterr()
+    assert "stopped at step" in printed.err
+    for path in (tmp_path / "run/checkpoints").glob("step-*"):
+        assert why_invalid(path) is None
+    with (tmp_path / "run/metrics.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) < 60
+    assert math.isfinite(float(rows[0]["loss"]))
