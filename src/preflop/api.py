@@ -10,6 +10,7 @@ from preflop.tape.events import Tape
 if TYPE_CHECKING:
     from preflop.account import Account
     from preflop.measure.verify import Verification
+    from preflop.subject import Subject
 
 
 def account(
@@ -68,9 +69,19 @@ def account(
         recompute=recompute, keep_output=keep_output, device=target.id if target else "cpu",
         gpus=gpus, shard=shard,
     )
+    return account_tape(_tape(subject), target)
+
+
+def _tape(subject: Subject) -> Tape:
+    """The subject's tape: shipped with the package where there is one, else recorded now."""
+    from preflop.tapes.choose import shipped
+
+    found = shipped(subject)
+    if found is not None:
+        return found
     from preflop.folding import tape_of
 
-    return account_tape(tape_of(subject), target)
+    return tape_of(subject)
 
 
 def record(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Tape:

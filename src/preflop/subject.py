@@ -45,6 +45,10 @@ class Subject:
     device: str = "cpu"
     tokens: int | None = None
     """Tokens of one microbatch, where the subject knows."""
+    architecture: str = ""
+    """Of a named model: which of our modules builds it."""
+    sizes: tuple[int, int | None] | None = None
+    """Of a named model: its batch size and sequence length."""
     casts_parameters: bool = True
     """Whether precision decides the parameters' dtype also for fp32 (named models), or a module's own
     dtypes stand unless a 16-bit precision is asked for."""
@@ -253,7 +257,7 @@ def _named_model(name: str, batch: Any, common: dict[str, Any]) -> Subject:
 
     return Subject(
         name=facts.name, make_model=make_model, make_batch=make_batch, batch_text=text,
-        tokens=tokens, **common,
+        tokens=tokens, architecture=facts.architecture.value, sizes=sizes, **common,
     )
 
 

@@ -49,7 +49,7 @@ def save(tape: Tape, path: str | os.PathLike[str]) -> None:
         BadFile: the file cannot be written.
         BadTape: an operator has an argument of a kind that the format does not know.
     """
-    text = json.dumps(_to_json(tape), separators=(",", ":"), allow_nan=False)
+    text = json.dumps(tape_to_json(tape), separators=(",", ":"), allow_nan=False)
     write_atomically(path, gzip.compress(text.encode(), compresslevel=6, mtime=0))
 
 
@@ -61,7 +61,7 @@ def load(path: str | os.PathLike[str]) -> Tape:
     """
     document = _document(os.fspath(path))
     try:
-        tape = _from_json(document)
+        tape = tape_from_json(document)
         _check(tape)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise BadTape(
@@ -118,7 +118,8 @@ class _Table:
         return self.index.setdefault(value, len(self.index))
 
 
-def _to_json(tape: Tape) -> dict[str, Any]:
+def tape_to_json(tape: Tape) -> dict[str, Any]:
+    """The tape as JSON columns, as `save` writes them."""
     metas, shapes = _Table(), _Table()
     document: dict[str, Any] = {
         "schema": SCHEMA,
@@ -233,7 +234,8 @@ def _sums(differences: Iterable[int]) -> list[int]:
 # --- JSON to tape
 
 
-def _from_json(document: dict[str, Any]) -> Tape:
+def tape_from_json(document: dict[str, Any]) -> Tape:
+    """The tape of such JSON columns. Not checked: `load` does that for files from outside."""
     metas = [TensorMeta(tuple(s), tuple(t), o, d, v) for s, t, o, d, v in document["metas"]]
     subject = document["subject"]
     return Tape(

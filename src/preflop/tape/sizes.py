@@ -9,7 +9,7 @@ were not fitted. What does not fit is refused, and is to be recorded again.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -106,7 +106,6 @@ def fit(samples: Sequence[Sample], stacks: tuple[Stack, ...] = ()) -> Parametric
     Raises:
         NotPolynomial: the samples differ in more than sizes, or a size is no integer polynomial.
     """
-    aligned = [_aligned(samples[0].tape, sample.tape) for sample in samples]
     terms = _terms(samples)
     inverse = _inverse([tuple(basis(s.batch, s.seq)[i] for i in terms) for s in samples])
     table: dict[Coefficients, int] = {}
@@ -117,25 +116,53 @@ def fit(samples: Sequence[Sample], stacks: tuple[Stack, ...] = ()) -> Parametric
             known[values] = table.setdefault(_solve(inverse, values, terms), len(table))
         return known[values]
 
+    tape = _joined([sample.tape for sample in samples], symbol)
+    return ParametricTape(tape, tuple(table), stacks)
+
+
+def _joined(tapes: Sequence[Tape], symbol: Callable[[tuple[int, ...]], int]) -> Tape:
+    """One tape whose sizes are symbols for what the tapes have in each place."""
+    for tape in tapes[1:]:
+        _aligned(tapes[0], tape)
     pairs: dict[tuple[int, ...], int] = {}
     signatures: list[Signature] = []
     calls = []
-    for rows in zip(*(tape.calls for tape in aligned)):
+    for rows in zip(*(tape.calls for tape in tapes)):
         key = tuple(call.signature for call in rows)
         if key not in pairs:
             pairs[key] = len(signatures)
-            kinds = [tape.signatures[number] for tape, number in zip(aligned, key)]
+            kinds = [tape.signatures[number] for tape, number in zip(tapes, key)]
             signatures.append(_symbolic_signature(kinds, symbol))
         calls.append(dataclasses.replace(rows[0], signature=pairs[key]))
-    storages = [_symbolic_storage(row, symbol) for row in zip(*(tape.storages for tape in aligned))]
+    storages = [_symbolic_storage(row, symbol) for row in zip(*(tape.storages for tape in tapes))]
     parameters = [
         dataclasses.replace(row[0], shape=tuple(symbol(sizes) for sizes in zip(*(p.shape for p in row))))
-        for row in zip(*(tape.parameters for tape in aligned))
+        for row in zip(*(tape.parameters for tape in tapes))
     ]
-    tape = dataclasses.replace(
-        aligned[0], signatures=signatures, calls=calls, storages=storages, parameters=parameters
+    return dataclasses.replace(
+        tapes[0], signatures=signatures, calls=calls, storages=storages, parameters=parameters
     )
-    return ParametricTape(tape, tuple(table), stacks)
+
+
+def merge(tapes: Sequence[ParametricTape]) -> tuple[Tape, list[list[Coefficients]]]:
+    """One symbolic tape for several models that make the same calls, and each model's sizes for it.
+
+    Raises:
+        NotPolynomial: they differ in more than sizes.
+    """
+    first = tapes[0].tape
+    for other in tapes:
+        for part in ("modules", "module_types", "sources", "marks", "assumptions", "steps"):
+            if getattr(first, part) != getattr(other.tape, part):
+                raise NotPolynomial(f"the models differ in {part}")
+    table: dict[tuple[Coefficients, ...], int] = {}
+
+    def symbol(indices: tuple[int, ...]) -> int:
+        key = tuple(tape.sizes[index] for tape, index in zip(tapes, indices))
+        return table.setdefault(key, len(table))
+
+    merged = _joined([tape.tape for tape in tapes], symbol)
+    return merged, [[key[number] for key in table] for number in range(len(tapes))]
 
 
 def agrees(parametric: ParametricTape, sample: Sample) -> bool:
@@ -158,8 +185,8 @@ def agrees(parametric: ParametricTape, sample: Sample) -> bool:
     )
 
 
-def _aligned(first: Tape, other: Tape) -> Tape:
-    """`other`, if it has the structure of `first`."""
+def _aligned(first: Tape, other: Tape) -> None:
+    """Raise unless `other` has the structure of `first`."""
     if len(first.calls) != len(other.calls) or len(first.storages) != len(other.storages):
         raise NotPolynomial("the step makes other calls at other sizes")
     for a, b in zip(first.calls, other.calls):
@@ -173,7 +200,6 @@ def _aligned(first: Tape, other: Tape) -> Tape:
     for c, d in zip(first.storages, other.storages):
         if (c.born, c.died, c.role, c.dtype) != (d.born, d.died, d.role, d.dtype):
             raise NotPolynomial("tensors live otherwise at other sizes")
-    return other
 
 
 def _terms(samples: Sequence[Sample]) -> list[int]:

@@ -1,0 +1,46 @@
+"""Whether a subject is one whose tape ships, and that tape under the subject's own words."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from preflop.hardware.catalog import find as find_device
+from preflop.optimizers import OptimizerSpec
+from preflop.subject import Subject
+from preflop.tape.events import Tape
+from preflop.tapes.store import OPTIMIZER, RECOMPUTE, Wanted, shipped_tape
+
+
+def shipped(subject: Subject) -> Tape | None:
+    """The shipped tape of the subject, or None where it must be recorded."""
+    wanted = _wanted(subject)
+    tape = None if wanted is None else shipped_tape(wanted)
+    if tape is None or tape.subject is None:
+        return None
+    tape.subject = dataclasses.replace(
+        tape.subject, model=subject.name, precision=subject.precision.name, device=subject.device,
+        batch=subject.batch_text,
+    )  # fmt: skip
+    return tape
+
+
+def _wanted(subject: Subject) -> Wanted | None:
+    """What to look for; None for anything but the plain step of a named model on a CUDA device."""
+    plain = (
+        subject.sizes is not None
+        and subject.loss is None
+        and not subject.keep_output
+        and subject.microbatches == 1
+        and subject.recompute == RECOMPUTE
+        and isinstance(subject.optimizer, OptimizerSpec)
+        and subject.optimizer.name == OPTIMIZER
+        and subject.device != "cpu"
+    )
+    if not plain or subject.sizes is None:
+        return None
+    capability = find_device(subject.device).compute_capability
+    if capability is None:
+        return None
+    return Wanted(
+        subject.name, subject.architecture, subject.precision.name, capability, *subject.sizes
+    )

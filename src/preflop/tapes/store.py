@@ -1,0 +1,84 @@
+"""Finds and reads a shipped tape. No torch.
+
+One data file holds one symbolic tape (see `tape.sizes`) and, for each model that shares it, its sizes;
+`index.json` says which file holds what.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from preflop.tape.events import Tape
+from preflop.tape.file import tape_from_json
+from preflop.tape.sizes import Domain, ParametricTape
+from preflop.tape.stack import Stack
+from preflop.transforms.depth import deepen
+
+OPTIMIZER = "adamw"
+RECOMPUTE = "none"
+# Precisions that have files. tf32 is fp32 with another peak: the same calls on the same bytes.
+PRECISIONS = {"fp32": "fp32", "tf32": "fp32", "bf16-mixed": "bf16-mixed", "bf16": "bf16"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a shipped tape must have been recorded for."""
+
+    model: str
+    architecture: str
+    precision: str
+    capability: tuple[int, int]
+    """CUDA compute capability."""
+    batch: int
+    seq: int | None
+
+
+def shipped_tape(wanted: Wanted) -> Tape | None:
+    """The tape of two AdamW steps, or None where none ships for it (then it is recorded)."""
+    precision = PRECISIONS.get(wanted.precision)
+    for entry in index():
+        if (entry["architecture"], entry["precision"]) != (wanted.architecture, precision):
+            continue
+        domain = entry["models"].get(wanted.model)
+        if domain is None or list(wanted.capability) not in entry["capabilities"]:
+            continue
+        if not Domain(**domain).holds(wanted.batch, wanted.seq):
+            continue
+        found = parametric(entry["file"], wanted.model)
+        tape = found.at(wanted.batch, wanted.seq)
+        for stack in found.stacks:
+            tape = deepen(tape, stack)
+        return tape
+    return None
+
+
+@lru_cache(maxsize=1)
+def index() -> list[dict[str, Any]]:
+    """What ships: per file its architecture, precision, capabilities, and each model's domain."""
+    try:
+        entries: list[dict[str, Any]] = json.loads(_data("index.json"))["files"]
+    except FileNotFoundError:
+        return []
+    return entries
+
+
+@lru_cache(maxsize=8)
+def parametric(file: str, model: str) -> ParametricTape:
+    """The parametric tape of one model in a data file."""
+    entry = json.loads(gzip.decompress(_data(file)))
+    own = entry["models"][model]
+    return ParametricTape(
+        tape=tape_from_json(entry["tape"]),
+        sizes=tuple(tuple(row) for row in own["sizes"]),
+        stacks=tuple(Stack(**stack) for stack in own["stacks"]),
+        domain=Domain(**own["domain"]),
+    )
+
+
+def _data(name: str) -> bytes:
+    return resources.files("preflop.tapes").joinpath("data", name).read_bytes()
