@@ -35,6 +35,7 @@ WRITE_ONLY = frozenset(
 OVERWRITE = frozenset({"aten.copy_", "aten._foreach_copy_", "aten.bernoulli_", "aten.fill_"})
 
 
+@lru_cache(maxsize=65536)
 def layout(meta: TensorMeta) -> tuple[int, tuple[tuple[int, int], ...], int]:
     """Which bytes of its storage a tensor covers: (first byte, ((size, stride in bytes)...), end byte).
 
@@ -64,6 +65,7 @@ def layout(meta: TensorMeta) -> tuple[int, tuple[tuple[int, int], ...], int]:
     return first, tuple((size, stride * item) for size, stride in joined), end
 
 
+@lru_cache(maxsize=65536)
 def distinct_bytes(meta: TensorMeta) -> int:
     """Distinct bytes of a tensor: repeated (stride 0) and overlapping elements count once.
 
