@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from preflop.accounting import Account
+    from preflop.subject import Subject
 
 MODEL_HELP = (
     "A name of `preflop models`, path/file.py:factory, package.module:factory, a folder or file with a "
@@ -74,6 +75,24 @@ def account_of(model: str, options: Options) -> Account:
     batch = _batch(options)
     with working(f"recording {model}"):
         return preflop.account(model, batch, **arguments)  # type: ignore[return-value]
+
+
+def subject_of(model: str, options: Options) -> Subject:
+    """The subject that the words name, to be run for real; a tape cannot be.
+
+    Raises:
+        PreflopError: a name, number, file or subject that cannot be used.
+    """
+    from preflop.errors import PreflopError
+    from preflop.subject import resolve
+    from preflop.tape.file import is_tape
+
+    if is_tape(model):
+        raise PreflopError(
+            f"{model} is a recording, and a real step needs the model itself.\n"
+            "  Name the model that was recorded."
+        )
+    return resolve(model, _batch(options), **_arguments(options))
 
 
 def _from_tape(path: str, options: Options) -> Account:

@@ -1,5 +1,5 @@
-"""Measuring: what a step really takes here, so that a prediction has a truth to meet.
+"""[torch] What a real run on this machine did: its memory, its operators, its speed.
 
-May import: torch, subject, record, tape, ledgers, account, hardware, timing, units, errors.
-Does not belong here: predicting (record and the ledgers), showing (report).
+May import: record, accounting and everything left of them.
+Does not belong here: predictions; what a figure means is said where it is predicted.
 """

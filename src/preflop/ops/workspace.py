@@ -88,15 +88,17 @@ def _common_dtype(metas: tuple[TensorMeta, ...]) -> str | None:
 def promoted_operands(sig: Signature) -> int:
     """Operands of another dtype are first copied to the common one, all alive at once.
 
+    An in-place call whose own tensor is narrower has its result in the common dtype besides.
     Source: aten/src/ATen/TensorIterator.cpp, `compute_types` (CPU: "cast_common_dtype_to_outputs" and
     "promote_inputs_to_common_dtype").
     """
     common = _common_dtype(sig.inputs)
     if common is None:
         return 0
-    return sum(
-        meta.elements * DTYPE_BYTES[common] for meta in sig.inputs if meta.dtype != common and meta.shape
-    )
+    copied = [meta for meta in sig.inputs if meta.dtype != common and meta.shape]
+    if sig.op.endswith("_") and sig.inputs[0] in copied:
+        copied.append(sig.inputs[0])
+    return sum(meta.elements for meta in copied) * DTYPE_BYTES[common]
 
 
 @workspace("aten.mse_loss", "aten.smooth_l1_loss")

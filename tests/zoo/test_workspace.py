@@ -1,0 +1,203 @@
+"""What CPU kernels allocate inside themselves, one operator at a time: rule against profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from preflop.measure.operators import OperatorReading, operator_readings
+from preflop.ops.pricing import inside_bytes
+from preflop.ops.workspace import threads
+from preflop.ops.workspace_onednn import lstm_reserve_bytes
+from tests.zoo.conftest import THREADS
+
+aten = torch.ops.aten
+WRAPPED_NUMBERS_BYTES = 64
+"""Python numbers that a kernel wraps in tensors are not counted."""
+BARRIERS_BYTES = 16_384
+"""Per extra thread oneDNN's convolutions take some room for barriers and padded biases."""
+
+avx512 = pytest.mark.skipif(
+    "AVX512" not in torch.backends.cpu.get_cpu_capability(),
+    reason="the rules of oneDNN's layouts are those of AVX-512",
+)
+
+
+def reading(run: Callable[[], object], op: str) -> OperatorReading:
+    """The one call of `op` in a run, warm: oneDNN's first call may differ."""
+    run()
+    return next(found for found in operator_readings(run) if found.signature.op == op)
+
+
+def apart(found: OperatorReading) -> int:
+    """Rule minus profiler, in bytes."""
+    with threads(THREADS):
+        return inside_bytes(found.signature, cuda=False) - found.workspace_bytes
+
+
+def channels_swapped(*shape: int) -> torch.Tensor:
+    """A tensor whose two middle dimensions are swapped in memory."""
+    return torch.randn(shape[0], shape[2], shape[1], *shape[3:]).transpose(1, 2)
+
+
+NORMALIZATION = {
+    "layer_norm": lambda: aten.native_layer_norm(channels_swapped(4, 8, 16), [16], None, None, 1e-5),
+    "group_norm_backward": lambda: aten.native_group_norm_backward(
+        torch.randn(4, 64, 10, 10), torch.randn(4, 64, 10, 10), torch.randn(4, 8), torch.randn(4, 8),
+        torch.randn(64), 4, 64, 100, 8, [True, True, True],
+    ),
+    "layer_norm_backward": lambda: aten.native_layer_norm_backward(
+        channels_swapped(4, 8, 512), torch.randn(4, 8, 512), [512], torch.randn(4, 8, 1), torch.rand(4, 8, 1),
+        torch.randn(512), torch.randn(512), [True, True, True],
+    ),
+}  # fmt: skip
+OPERATORS: dict[str, Callable[[], object]] = {
+    "aten.native_layer_norm": NORMALIZATION["layer_norm"],
+    "aten.native_layer_norm_backward": NORMALIZATION["layer_norm_backward"],
+    "aten.native_group_norm_backward": NORMALIZATION["group_norm_backward"],
+    "aten._safe_softmax": lambda: aten._safe_softmax(torch.randn(2, 3, 20, 30), -1),
+    "aten.cumsum": lambda: aten.cumsum(torch.ones(100, 7, dtype=torch.bool), 0),
+    "aten.sort": lambda: aten.sort(torch.randn(10, 1024)),
+    "aten.mean": lambda: aten.mean(torch.randn(8, 100).bfloat16(), [1]),
+    "aten.add": lambda: aten.add(torch.randn(100, 30), torch.randn(100, 30).bfloat16()),
+    "aten.mul_": lambda: aten.mul_(torch.randn(100, 30).bfloat16(), torch.randn(100, 30)),
+    "aten.mse_loss": lambda: aten.mse_loss(torch.randn(1000), torch.randn(1000)),
+    "aten.embedding_dense_backward": lambda: aten.embedding_dense_backward(
+        channels_swapped(4, 8, 16), torch.randint(50, (4, 8)), 50, -1, False
+    ),
+    "aten.binary_cross_entropy_with_logits": lambda: aten.binary_cross_entropy_with_logits(
+        torch.randn(1000), torch.rand(1000)
+    ),
+}
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_small_kernels(op: str) -> None:
+    """The rule is the reading but for wrapped numbers."""
+    assert abs(apart(reading(OPERATORS[op], op))) <= WRAPPED_NUMBERS_BYTES
+
+
+@pytest.mark.parametrize("shape", [(4, 64, 32, 32), (256, 512)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batch_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Forward takes its statistics twice, backward one activation-sized temporary."""
+    x = torch.randn(shape).to(dtype)
+    channel = torch.ones(shape[1])
+
+    def forward() -> object:
+        return aten.native_batch_norm(x, channel, channel, channel.clone(), channel.clone(), True, 0.1, 1e-5)
+
+    _, mean, scale = forward()  # type: ignore[misc]
+    assert apart(reading(forward, "aten.native_batch_norm")) == 0
+    backward = reading(
+        lambda: aten.native_batch_norm_backward(
+            x, x, channel, channel, channel, mean, scale, True, 1e-5, [True, True, True]
+        ),
+        "aten.native_batch_norm_backward",
+    )
+    assert apart(backward) == 0
+    assert backward.workspace_bytes == x.nbytes
+
+
+@pytest.mark.parametrize(
+    ("query", "keys"), [((4, 4, 128, 32), 128), ((1, 2, 1024, 64), 1024), ((2, 2, 200, 33), 300)]
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_fused_attention(query: tuple[int, ...], keys: int, *, causal: bool) -> None:
+    """Scratch of one block per thread, forward and backward; backward copies dO besides."""
+    q = torch.randn(query)
+    k, v = torch.randn(2, query[0], query[1], keys, query[3])
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    forward = getattr(aten, name)
+    assert apart(reading(lambda: forward(q, k, v, 0.0, causal), f"aten.{name}")) == 0
+    out, logsumexp = forward(q, k, v, 0.0, causal)
+    backward = getattr(aten, f"{name}_backward")
+    found = reading(
+        lambda: backward(torch.ones_like(out), q, k, v, out, logsumexp, 0.0, causal), f"aten.{name}_backward"
+    )
+    assert apart(found) == 0
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_embedding_bags(mode: int) -> None:
+    """Sum, mean and maximum, with a gradient that is not contiguous."""
+    weight, indices = torch.randn(300, 16), torch.randint(300, (500,))
+    offsets = torch.arange(0, 500, 5)
+
+    def forward() -> object:
+        return aten._embedding_bag(weight, indices, offsets, False, mode, False, None)
+
+    _, bag, size, chosen = forward()  # type: ignore[misc]
+    gradient = torch.randn(16, 100).t()
+    found = reading(
+        lambda: aten._embedding_bag_backward(
+            gradient, indices, offsets, bag, size, chosen, 300, False, mode, False, None
+        ),
+        "aten._embedding_bag_backward",
+    )
+    assert abs(apart(reading(forward, "aten._embedding_bag"))) <= 1024
+    assert abs(apart(found)) <= 2 * WRAPPED_NUMBERS_BYTES
+
+
+CONVOLUTIONS = {
+    "3x3": (4, 64, 64, 32, 3, 1, 1),
+    "3x3, weights larger than activations": (4, 512, 512, 4, 3, 1, 1),
+    "1x1": (4, 64, 128, 32, 1, 1, 1),
+    "1x1, stride 2": (4, 256, 512, 16, 1, 2, 1),
+    "7x7 on an image": (4, 3, 64, 64, 7, 2, 1),
+    "depthwise": (4, 64, 64, 32, 3, 1, 64),
+    "8 groups": (4, 64, 64, 32, 3, 1, 8),
+    "channels that are no whole blocks": (4, 20, 30, 32, 3, 1, 1),
+}
+
+
+@avx512
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolutions(case: str) -> None:
+    """Operands and results in blocks of 16 channels, and shared weight gradients: what is left is
+    small beside the activations."""
+    batch, inner, outer, side, kernel, stride, groups = CONVOLUTIONS[case]
+    x = torch.randn(batch, inner, side, side)
+    weight = torch.randn(outer, inner // groups, kernel, kernel)
+    shape = ([stride] * 2, [kernel // 2] * 2, [1, 1], False, [0, 0], groups)
+    forward = reading(lambda: aten.convolution(x, weight, None, *shape), "aten.convolution")
+    assert abs(apart(forward)) <= BARRIERS_BYTES
+    y = aten.convolution(x, weight, None, *shape)
+    mask = [inner > 3, True, False]
+    backward = reading(
+        lambda: aten.convolution_backward(y, x, weight, None, *shape, mask), "aten.convolution_backward"
+    )
+    strided = kernel == 1 and stride == 2
+    assert abs(apart(backward)) <= (0.05 * x.nbytes + BARRIERS_BYTES if strided else BARRIERS_BYTES)
+
+
+@avx512
+@pytest.mark.parametrize(
+    ("length", "batch", "inner", "hidden"), [(16, 4, 64, 128), (64, 8, 256, 128), (20, 5, 64, 80), (1, 1, 16, 16)]
+)
+def test_lstm(length: int, batch: int, inner: int, hidden: int) -> None:
+    """oneDNN's LSTM: what forward keeps for backward, and what each takes meanwhile, to the byte."""
+    layer = torch.nn.LSTM(inner, hidden)
+    x = torch.randn(length, batch, inner, requires_grad=True)
+
+    def step() -> None:
+        layer(x)[0].sum().backward()
+
+    step()
+    found = {item.signature.op: item for item in operator_readings(step)}
+    forward = found["aten.mkldnn_rnn_layer"]
+    assert forward.signature.outputs[3].bytes == lstm_reserve_bytes(length, batch, inner, hidden)
+    assert apart(forward) == 0
+    assert abs(apart(found["aten.mkldnn_rnn_layer_backward"])) <= WRAPPED_NUMBERS_BYTES
+
+
+def test_a_wrong_rule_is_found() -> None:
+    """The comparison can fail: with one thread too many, attention's scratch is half as much again."""
+    q = torch.randn(4, 4, 128, 32)
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    found = reading(lambda: getattr(aten, name)(q, q, q), f"aten.{name}")
+    with threads(THREADS + 1):
+        assert inside_bytes(found.signature, cuda=False) == found.workspace_bytes * (THREADS + 1) // THREADS
