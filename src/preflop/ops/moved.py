@@ -7,6 +7,7 @@ move nothing; an expanded (stride 0) axis is read once; a slice moves its own el
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from preflop.ops.arguments import is_out_variant, is_sparse, stored_elements
 from preflop.ops.registry import Moved
