@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from preflop.ops.arguments import argument, keyword, need, tensor, tensors
-from preflop.strides import is_channels_last, lies_contiguous, view_strides
+from preflop.ops.workspace import thread_count
+from preflop.strides import contiguous_strides, is_channels_last, lies_contiguous, view_strides
 from preflop.tape.events import Ref, Signature, TensorMeta
 from preflop.units import DTYPE_BYTES
 
@@ -258,12 +259,33 @@ def _of_integers(sig: Signature) -> Iterable[InnerCopy]:
 # ------------------------------------------------------------------------------------- reductions
 
 
+# at::internal::GRAIN_SIZE: below it one thread reduces alone (ATen/Parallel.h).
+_GRAIN_ELEMENTS = 32768
+
+
+def _by_threads(meta: TensorMeta, made_elements: int, dtype: str) -> Iterable[InnerCopy]:
+    """Where several threads reduce to one number, each begins from a copy of its first value.
+
+    Source: ATen/native/TensorIteratorReduce.cpp, two_pass_reduction.
+    """
+    if thread_count() > 1 and made_elements == 1 and meta.elements >= _GRAIN_ELEMENTS:
+        reason = "each thread reduces into a place of its own"
+        yield InnerCopy("copy", (thread_count(),), dtype, reason, cpu_only=True)
+
+
 @_rule("sum", "nansum", "prod", "cumsum", "cumprod")
 def _summed(sig: Signature) -> Iterable[InnerCopy]:
     """Summed in the dtype asked for, in int64 where the operand is an integer."""
     meta = sig.inputs[0]
     wanted = keyword(sig, "dtype") or ("int64" if _category(meta.dtype) < 2 else meta.dtype)
-    return [_cast(meta, wanted, sig.op)] if wanted != meta.dtype else ()
+    if wanted != meta.dtype:
+        yield _cast(meta, wanted, sig.op)
+    yield from _by_threads(meta, sig.outputs[0].elements, wanted)
+
+
+@_rule("amax", "amin")
+def _extreme(sig: Signature) -> Iterable[InnerCopy]:
+    return _by_threads(sig.inputs[0], sig.outputs[0].elements, sig.inputs[0].dtype)
 
 
 @_rule("linalg_vector_norm")
@@ -275,7 +297,9 @@ def _norm(sig: Signature) -> Iterable[InnerCopy]:
 @_rule("all", "any")
 def _truth(sig: Signature) -> Iterable[InnerCopy]:
     meta = sig.inputs[0]
-    return [_cast(meta, "bool", sig.op)] if meta.dtype not in ("bool", "uint8") else ()
+    if meta.dtype not in ("bool", "uint8"):
+        yield _cast(meta, "bool", sig.op)
+    yield from _by_threads(meta, sig.outputs[0].elements, "bool")
 
 
 def _count_as_tensor(dtype: str) -> InnerCopy:
@@ -291,18 +315,22 @@ def _mean(sig: Signature) -> Iterable[InnerCopy]:
         made = sig.outputs[0]
         yield _cast(made, "float32", sig.op)
         yield _cast(meta, "float32", sig.op)
+        yield from _by_threads(meta, made.elements, "float32")
         yield _count_as_tensor("float32")
         yield InnerCopy("cast", made.shape, wanted, f"computed in float32, kept in {wanted}", cpu_only=True)
         return
     if wanted != meta.dtype:
         yield _cast(meta, wanted, sig.op)
+    yield from _by_threads(meta, sig.outputs[0].elements, wanted)
     yield _count_as_tensor(wanted)
 
 
 @_rule("std", "var", "std_mean", "var_mean")
 def _spread(sig: Signature) -> Iterable[InnerCopy]:
-    over_all = argument(sig, 1, "dim") is None
-    return [_count_as_tensor(sig.inputs[0].dtype)] if over_all and sig.op == "aten.std" else ()
+    meta = sig.inputs[0]
+    if argument(sig, 1, "dim") is None and sig.op in ("aten.std", "aten.var"):
+        yield from _by_threads(meta, 1, meta.dtype)
+        yield _count_as_tensor(meta.dtype)
 
 
 # Reductions of losses: 0 none, 1 mean, 2 sum (ATen/native/Loss.h).
@@ -318,6 +346,8 @@ def _loss(sig: Signature) -> Iterable[InnerCopy]:
     yield from casts
     if reduced and sig.op == "aten.mse_loss":
         yield from casts  # built once to learn the dtype, once to run
+    if reduced:
+        yield from _by_threads(sig.inputs[0], 1, result_dtype(operands))  # type: ignore[arg-type]
     if reduced == _MEAN:
         yield _count_as_tensor(result_dtype(operands))  # type: ignore[arg-type]
 
@@ -515,25 +545,145 @@ def _pooled(sig: Signature) -> Iterable[InnerCopy]:
 # ------------------------------------------------------------------------------------- convolutions
 
 
-def _convolution_wants(metas: Iterable[TensorMeta | None]) -> str:
-    return "channels last" if any(_suggests_channels_last(meta) for meta in metas) else "contiguous"
+@dataclass(frozen=True, slots=True)
+class _Convolution:
+    """What decides which kernel runs a convolution, and in which memory format."""
+
+    source: TensorMeta
+    weight: TensorMeta
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool
+
+    @property
+    def channels_last(self) -> bool:
+        """Input and weight are brought to channels last where either of them is. (A sequence never is.)"""
+        images = len(self.source.shape) > 3
+        return images and any(is_channels_last(m.shape, m.stride) for m in (self.source, self.weight))
+
+    @property
+    def half(self) -> bool:
+        return self.source.dtype in ("bfloat16", "float16")
+
+    @property
+    def strided(self) -> bool:
+        return max(self.stride) > 1
+
+    @property
+    def wide(self) -> bool:
+        """Groups of more channels than oneDNN's blocks hold (measured; AVX-512's blocks hold 16)."""
+        return self.groups == 1 or self.weight.shape[0] // self.groups > 16
+
+    @property
+    def by_onednn(self) -> bool:
+        """torch runs some small fp32 convolutions by itself, and fp64 ones always.
+
+        Source: ATen/native/Convolution.cpp, ConvParams::use_mkldnn.
+        """
+        if self.half or self.source.dtype != "float32":
+            return self.half
+        kernel, batch = self.weight.shape[2:], self.source.shape[0]
+        if self.transposed or len(self.source.shape) == 5:
+            return True
+        spread = self.strided or max(self.dilation) > 1 or batch >= 16 or max(kernel) > 1
+        big = self.groups > 1 or min(kernel) > 3 or batch > 1 or self.source.elements > 20480
+        return (spread or thread_count() > 1) and big
 
 
 @_rule("convolution")
 def _convolved(sig: Signature) -> Iterable[InnerCopy]:
-    """Input and weight are brought to one memory format: channels last where either of them is."""
-    metas = (need(sig, 0, "input"), need(sig, 1, "weight"))
-    wants = _convolution_wants(metas) if len(metas[0].shape) > 3 else "contiguous"
-    for meta in metas:
+    """Input and weight are brought to one memory format, and oneDNN's own format back to the caller's."""
+    case = _Convolution(
+        need(sig, 0, "input"), need(sig, 1, "weight"), argument(sig, 3, "stride"), argument(sig, 5, "dilation"),
+        argument(sig, 8, "groups"), bool(argument(sig, 6, "transposed")),
+    )  # fmt: skip
+    wants = "channels last" if case.channels_last else "contiguous"
+    for meta in (case.source, case.weight):
         yield from _dense(meta, sig.op, wants)
+    made = sig.outputs[0]
+    if not case.by_onednn:
+        if tensor(sig, 2, "bias") is not None and case.source.dtype == "float32":
+            reason = f"the bias is written into the result of shape {made.shape}; the products are added to it"
+            yield InnerCopy("bias", made.shape, made.dtype, reason, cpu_only=True)
+    elif not case.channels_last and (case.half or (case.transposed and case.strided)):
+        yield _from_onednn(made, "result")
+
+
+def _from_onednn(made: TensorMeta, what: str) -> InnerCopy:
+    reason = f"oneDNN makes the {what} channels last: shape {made.shape} is copied to contiguous"
+    return InnerCopy("contiguous", made.shape, made.dtype, reason, _CHANNELS_LAST, cpu_only=True)
+
+
+_CHANNELS_LAST = "channels last throughout: model.to(memory_format=torch.channels_last), and the images too"
 
 
 @_rule("convolution_backward")
 def _convolved_backward(sig: Signature) -> Iterable[InnerCopy]:
-    grad, source, weight = sig.inputs[:3]
-    wants = _convolution_wants((source, weight)) if len(source.shape) > 3 else "contiguous"
-    for meta in (grad, source, weight):
+    grad, source, weight = need(sig, 0, "grad_output"), need(sig, 1, "input"), need(sig, 2, "weight")
+    case = _Convolution(
+        source, weight, argument(sig, 4, "stride"), argument(sig, 6, "dilation"), argument(sig, 9, "groups"),
+        bool(argument(sig, 7, "transposed")),
+    )  # fmt: skip
+    wants_source, wants_weight, _ = argument(sig, 10, "output_mask")
+    wants = "channels last" if case.channels_last else "contiguous"
+    gradients = list(_dense(grad, sig.op, wants))
+    yield from gradients
+    if not case.by_onednn and wants_source and wants_weight and len(source.shape) < 5:
+        yield from gradients  # once for each of the two gradients
+    for meta in (source, weight):
         yield from _dense(meta, sig.op, wants)
+    if not case.by_onednn:
+        return
+    if case.channels_last:
+        if wants_weight and not lies_contiguous(weight.shape, contiguous_like_last(weight)):
+            reason = f"the weight's gradient is copied to channels last, shape {weight.shape}"
+            yield InnerCopy("contiguous", weight.shape, weight.dtype, reason, cpu_only=True)
+    elif wants_source and (case.half or (case.strided and case.wide and not case.transposed)):
+        yield _from_onednn(source, "input's gradient")
+
+
+def contiguous_like_last(meta: TensorMeta) -> tuple[int, ...]:
+    """Strides of a channels-last tensor of this shape (a 1 x 1 kernel's are those of a contiguous one)."""
+    order = (0, *range(2, len(meta.shape)), 1)
+    steps = contiguous_strides(tuple(meta.shape[axis] for axis in order))
+    strides = [0] * len(order)
+    for axis, step in zip(order, steps, strict=True):
+        strides[axis] = step
+    return tuple(strides)
+
+
+# ---------------------------------------------------------------------------------------- recurrent
+
+
+@_rule("mkldnn_rnn_layer_backward")
+def _recurrent_backward(sig: Signature) -> Iterable[InnerCopy]:
+    """Both biases have the same gradient, in memory of their own."""
+    if len(sig.inputs) > 10:
+        yield from _dense(sig.inputs[10], sig.op)
+    gates = (sig.inputs[1].shape[0],)
+    reason = "both biases have one gradient: it is copied for the second"
+    yield InnerCopy("clone", gates, sig.inputs[1].dtype, reason, cpu_only=True)
+
+
+@_rule("_embedding_bag")
+def _bagged(sig: Signature) -> Iterable[InnerCopy]:
+    """The sizes of the bags are written from the offsets."""
+    offsets = need(sig, 2, "offsets")
+    bags = offsets.elements
+    for shape in ((bags - 1,), (), (bags,)):
+        yield InnerCopy("copy", shape, offsets.dtype, "sizes of bags from their offsets", cpu_only=True)
+    if argument(sig, 4, "mode", 0) == 1:
+        table = sig.inputs[0].dtype
+        yield InnerCopy("cast", (bags,), table, "a mean divides by the sizes of bags", cpu_only=True)
+
+
+@_rule("_embedding_bag_backward")
+def _bagged_backward(sig: Signature) -> Iterable[InnerCopy]:
+    yield from _dense(need(sig, 0, "grad"), sig.op)
+    indices = need(sig, 1, "indices")
+    for _ in range(2):
+        yield InnerCopy("copy", indices.shape, indices.dtype, "indices are sorted in a copy", cpu_only=True)
 
 
 # ------------------------------------------------------------------------------------ lists of tensors
