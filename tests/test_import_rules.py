@@ -38,7 +38,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quantity": set(),
     "files": set(),
     "strides": set(),
-    "strides": set(),
     "precision": set(),
     "optimizers": set(),
     "dtypes": set(),
