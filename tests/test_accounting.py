@@ -7,7 +7,6 @@ from importlib import resources
 
 import jsonschema
 import pytest
-from tests.tapes import Builder, linear_step
 
 from preflop.account import Account as Figures
 from preflop.accounting import account_tape, find_device
@@ -15,6 +14,7 @@ from preflop.errors import UnknownDevice
 from preflop.ledgers.six_nd import differences, six_nd
 from preflop.ops.registry import Kind
 from preflop.tape.events import Phase, Role, SubjectInfo, Tape
+from tests.tapes import Builder, linear_step
 
 H100 = find_device("h100-sxm")
 

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tapes import Builder, linear_step
 
 from preflop.ledgers.memory import CATEGORIES, memory, memory_ledger
 from preflop.ops import registry
 from preflop.tape.events import Phase, Role, Storage, Tape
+from tests.tapes import Builder, linear_step
 
 W = 4 * 256 * 256
 X = 4 * 512 * 256

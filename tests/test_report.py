@@ -6,7 +6,6 @@ import io
 import re
 
 import pytest
-from tests.tapes import Builder, linear_step
 
 from preflop.accounting import account_tape, find_device
 from preflop.errors import BadFile, PreflopError
@@ -15,6 +14,7 @@ from preflop.report.html import account_html
 from preflop.report.plots import check_suffix, picture, thinned
 from preflop.report.terminal import show
 from preflop.tape.events import Phase, Role, Tape
+from tests.tapes import Builder, linear_step
 
 PRICED = account_tape(linear_step(device="h100-sxm5-80gb"), find_device("h100-sxm"))
 BARE = account_tape(linear_step())

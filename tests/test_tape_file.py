@@ -11,7 +11,6 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tapes import linear_step
 
 from preflop.errors import BadFile, BadTape
 from preflop.files import write_atomically
@@ -30,6 +29,7 @@ from preflop.tape.events import (
 )
 from preflop.tape.file import load, save
 from preflop.units import DTYPE_BYTES
+from tests.tapes import linear_step
 
 dtypes = st.sampled_from(sorted(DTYPE_BYTES))
 small = st.integers(0, 2**40)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from tests.tapes import linear_step
-
 from preflop.account import DeviceFacts, OperatorRow, Time
 from preflop.accounting import account_tape, find_device
 from preflop.plan.verdict import verdict
+from tests.tapes import linear_step
 
 BASE = account_tape(linear_step(device="h100-sxm5-80gb"), find_device("h100-sxm"))
 DEVICE = DeviceFacts("x", "X", 80 * 10**9, "as sold", 3e12, {"float32": 60e12, "bfloat16": 900e12})

@@ -8,11 +8,11 @@ import subprocess
 import sys
 
 import pytest
-from tests.tapes import linear_step
 
 from preflop.cli import main as entry
 from preflop.errors import PreflopError
 from preflop.tape.file import save
+from tests.tapes import linear_step
 
 
 def preflop(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.ops.signatures import meta, signature, tape_of
 
 from preflop.ledgers.copies import copies_ledger, copy_rows
 from preflop.ledgers.flops import flops_ledger, flops_totals
@@ -15,6 +14,7 @@ from preflop.ledgers.ledger import GROUPS
 from preflop.ledgers.operators import operator_rows, starred
 from preflop.ledgers.traffic import traffic_ledger
 from preflop.tape.events import Phase, Tape
+from tests.ops.signatures import meta, signature, tape_of
 
 MM = signature("aten.mm", meta(4, 8), meta(8, 16), out=meta(4, 16))
 ADD = signature("aten.add", meta(4, 16), meta(4, 16), out=meta(4, 16))

@@ -8,9 +8,9 @@ from types import ModuleType
 
 import pytest
 import torch
-from tests.models.small import SMALL, sequence_length
 
 from preflop.models.build import build, example_batch
+from tests.models.small import SMALL, sequence_length
 
 jaxtyping = pytest.importorskip("jaxtyping")
 pytest.importorskip("beartype")

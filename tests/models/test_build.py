@@ -6,13 +6,13 @@ import copy
 
 import pytest
 import torch
-from tests.models.small import SMALL, sequence_length
 from torch._subclasses import FakeTensorMode
 
 from preflop.errors import BadNumber, BadSubject, UnknownModel
 from preflop.models.build import block_path, build, example_batch
 from preflop.models.catalog import ModelFacts, find, models
 from preflop.models.initialise import initialise
+from tests.models.small import SMALL, sequence_length
 
 
 @pytest.mark.parametrize("facts", models(), ids=lambda facts: facts.name)

@@ -11,11 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 transformers = pytest.importorskip("transformers", minversion="5", reason="the names below are of 5")
 
-from tests.models.small import SMALL, sequence_length  # noqa: E402
-
-from preflop.models.build import build, example_batch  # noqa: E402
-from preflop.models.catalog import ModelFacts  # noqa: E402
-from preflop.models.initialise import initialise  # noqa: E402
+from preflop.models.build import build, example_batch
+from preflop.models.catalog import ModelFacts
+from preflop.models.initialise import initialise
+from tests.models.small import SMALL, sequence_length
 
 # Absolute and relative difference allowed between two fp32 computations of the same values.
 TOLERANCE = 1e-5

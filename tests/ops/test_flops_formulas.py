@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.ops.signatures import meta, signature
 
 from preflop.ops.attention import causal_pairs, window_pairs
 from preflop.ops.pricing import work
 from preflop.ops.registry import Kind
+from tests.ops.signatures import meta, signature
 
 
 def flops_of(op, *args, **kwargs) -> int:

@@ -8,12 +8,12 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.ops.tiny import record
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from preflop.ledgers.flops import flops_ledger, flops_totals
 from preflop.ledgers.traffic import traffic_ledger
+from tests.ops.tiny import record
 
 
 def counted_by_torch(run) -> int:

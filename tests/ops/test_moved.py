@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.ops.signatures import meta, signature
 
 from preflop.ledgers.copies import contiguous_strides
 from preflop.ops.moved import distinct_bytes, union_bytes
 from preflop.ops.pricing import moved
 from preflop.ops.registry import Moved
+from tests.ops.signatures import meta, signature
 
 F = 4  # bytes of a float32
 I = 8  # bytes of an int64

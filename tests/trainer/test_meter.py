@@ -35,7 +35,7 @@ def test_mfu_is_over_the_dense_peak() -> None:
     reading = run([1.0] * 3, tokens=1, model_flops=480e12, peak_flops_per_s=H100_DENSE,
                   peak_basis="H100 SXM, bfloat16, dense").reading()  # fmt: skip
     assert reading.mfu == pytest.approx(0.485, abs=5e-4)
-    assert 480e12 / H100_SPARSE == pytest.approx(0.243, abs=5e-4)
+    assert pytest.approx(0.243, abs=5e-4) == 480e12 / H100_SPARSE
     assert "MFU 48.5% of H100 SXM, bfloat16, dense" in str(reading)
 
 

@@ -13,6 +13,7 @@ from preflop.measure.verify import SLACK_BYTES, Verification, verify_subject
 from preflop.subject import resolve
 from tests.zoo.members import EXACT, MEMBERS, Member
 
+
 def _verify(member: Member) -> Verification:
     if "hugging_face" in getattr(member.model, "__module__", ""):
         pytest.importorskip("transformers")
