@@ -31,37 +31,82 @@ CONFIGS = {
     "llama": ({**LLAMA, "architectures": ["LlamaForCausalLM"]}, TEXT),
     "llama tied": ({**LLAMA, "tie_word_embeddings": True, "architectures": ["LlamaForCausalLM"]}, TEXT),
     "mixtral": (
-        {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
-         "architectures": ["MixtralForCausalLM"]}, TEXT,
+        {
+            **LLAMA,
+            "model_type": "mixtral",
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "architectures": ["MixtralForCausalLM"],
+        },
+        TEXT,
     ),
     "bert": ({**BERT, "architectures": ["BertModel"]}, TEXT),
     "bert masked": ({**BERT, "architectures": ["BertForMaskedLM"]}, TEXT),
     "bert classifier": (
-        {**BERT, "architectures": ["BertForSequenceClassification"], "num_labels": 3}, TEXT,
+        {**BERT, "architectures": ["BertForSequenceClassification"], "num_labels": 3},
+        TEXT,
     ),
     "bert tokens": ({**BERT, "architectures": ["BertForTokenClassification"]}, TEXT),
     "bert answers": ({**BERT, "architectures": ["BertForQuestionAnswering"]}, TEXT),
     "bert pretraining": ({**BERT, "architectures": ["BertForPreTraining"]}, TEXT),
     "t5": (
-        {"model_type": "t5", "d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "d_kv": 8,
-         "vocab_size": 100, "decoder_start_token_id": 0, "architectures": ["T5ForConditionalGeneration"]}, TEXT,
+        {
+            "model_type": "t5",
+            "d_model": 32,
+            "d_ff": 64,
+            "num_layers": 2,
+            "num_heads": 4,
+            "d_kv": 8,
+            "vocab_size": 100,
+            "decoder_start_token_id": 0,
+            "architectures": ["T5ForConditionalGeneration"],
+        },
+        TEXT,
     ),
     "vit": (
-        {"model_type": "vit", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "image_size": 32, "patch_size": 8,
-         "architectures": ["ViTForImageClassification"]}, IMAGES,
+        {
+            "model_type": "vit",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "image_size": 32,
+            "patch_size": 8,
+            "architectures": ["ViTForImageClassification"],
+        },
+        IMAGES,
     ),
     "resnet": (
-        {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1],
-         "layer_type": "basic", "architectures": ["ResNetForImageClassification"]},
+        {
+            "model_type": "resnet",
+            "embedding_size": 8,
+            "hidden_sizes": [8, 16],
+            "depths": [1, 1],
+            "layer_type": "basic",
+            "architectures": ["ResNetForImageClassification"],
+        },
         lambda: {"pixel_values": torch.zeros(2, 3, 32, 32), "labels": torch.zeros(2, dtype=torch.int64)},
     ),
     "whisper": (
-        {"model_type": "whisper", "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
-         "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64,
-         "decoder_ffn_dim": 64, "vocab_size": 100, "num_mel_bins": 8, "max_source_positions": 50,
-         "max_target_positions": 20, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-         "decoder_start_token_id": 1, "architectures": ["WhisperForConditionalGeneration"]},
+        {
+            "model_type": "whisper",
+            "d_model": 32,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 64,
+            "decoder_ffn_dim": 64,
+            "vocab_size": 100,
+            "num_mel_bins": 8,
+            "max_source_positions": 50,
+            "max_target_positions": 20,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "decoder_start_token_id": 1,
+            "architectures": ["WhisperForConditionalGeneration"],
+        },
         lambda: {"input_features": torch.zeros(2, 8, 100), "labels": torch.zeros(2, 6, dtype=torch.int64)},
     ),
 }
@@ -106,7 +151,10 @@ def captured_batch(account, fields, batch):
     name = (fields.get("architectures") or ["GPT2LMHeadModel"])[0]
     if length is None:
         side = fields["image_size"]
-        return {"pixel_values": torch.zeros(size, 3, side, side), "labels": torch.zeros(size, dtype=torch.int64)}
+        return {
+            "pixel_values": torch.zeros(size, 3, side, side),
+            "labels": torch.zeros(size, dtype=torch.int64),
+        }
     ids = torch.arange(size * length).remainder(fields["vocab_size"]).reshape(size, length)
     if name == "BertModel":
         return {"input_ids": ids}

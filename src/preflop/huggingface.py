@@ -144,7 +144,10 @@ def _batch(config: Any, model_class: Any, batch: Any) -> tuple[Callable[[], Any]
     if length is None:
         raise BadSubject(f"{model_class.__name__} reads tokens: give a sequence length (--seq N).")
     limit = getattr(text_config, "max_position_embeddings", None) or getattr(text_config, "n_positions", None)
-    learned = getattr(text_config, "rope_parameters", None) is None and getattr(text_config, "rope_theta", None) is None
+    learned = (
+        getattr(text_config, "rope_parameters", None) is None
+        and getattr(text_config, "rope_theta", None) is None
+    )
     if limit and limit > 0 and learned and length > limit and config.model_type != "t5":
         raise BadSubject(
             f"the sequence has {length} tokens, the configuration allows {limit} positions.\n"

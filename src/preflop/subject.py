@@ -282,7 +282,9 @@ def load_function(spec: str, what: str) -> Callable[..., Any]:
     """
     place, _, name = spec.rpartition(":")
     if not place or not name:
-        raise BadSubject(f"{spec!r} names no {what}; write 'path/file.py:function' or 'package.module:function'.")
+        raise BadSubject(
+            f"{spec!r} names no {what}; write 'path/file.py:function' or 'package.module:function'."
+        )
     module = _load_file(Path(place), what) if place.endswith(".py") else _load_module(place, what)
     found: Any = module
     for part in name.split("."):

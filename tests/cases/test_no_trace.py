@@ -77,7 +77,9 @@ def portrait(model: nn.Module) -> dict[str, object]:
     """What a program could notice of its model."""
     return {
         "state": {name: (tensor.clone(), tensor.data_ptr()) for name, tensor in model.state_dict().items()},
-        "grads": {n: (p.grad, None if p.grad is None else p.grad.clone()) for n, p in model.named_parameters()},
+        "grads": {
+            n: (p.grad, None if p.grad is None else p.grad.clone()) for n, p in model.named_parameters()
+        },
         "flags": [(name, module.training) for name, module in model.named_modules()],
         "wants": [(name, p.requires_grad, type(p), id(p)) for name, p in model.named_parameters()],
         "vars": {name: sorted(vars(module)) for name, module in model.named_modules()},
@@ -122,7 +124,9 @@ def ways(model: nn.Module, x: torch.Tensor):
 
     return {
         "account": lambda: preflop.account(model, x, loss=loss),
-        "on a device": lambda: preflop.account(model, x, loss=loss, device="h100-sxm", precision="bf16-mixed"),
+        "on a device": lambda: preflop.account(
+            model, x, loss=loss, device="h100-sxm", precision="bf16-mixed"
+        ),
         "half": lambda: preflop.account(model, x, loss=loss, precision="bf16", microbatches=2),
         "record forward": lambda: preflop.record(model, x),
         "record backward": lambda: preflop.record(lambda: loss(model(x)).backward()),

@@ -83,13 +83,15 @@ CASES = {
         (torch.randn(60, 8, 64), torch.randint(1, 100, (8, 20)), torch.full((8,), 60), torch.full((8,), 20)),
     ),
     "embedding bag": lambda: (
-        nn.EmbeddingBag(5000, 64, mode="max"), (torch.randint(0, 5000, (1000,)), torch.arange(0, 1000, 10)),
+        nn.EmbeddingBag(5000, 64, mode="max"),
+        (torch.randint(0, 5000, (1000,)), torch.arange(0, 1000, 10)),
     ),
     "slices": lambda: (Slices(), torch.randn(256, 64)),
     "Fourier": lambda: (Fourier(), torch.randn(256, 256)),
     "normalised weights": lambda: (
         nn.Sequential(
-            parametrizations.weight_norm(nn.Linear(256, 256)), parametrizations.spectral_norm(nn.Linear(256, 256))
+            parametrizations.weight_norm(nn.Linear(256, 256)),
+            parametrizations.spectral_norm(nn.Linear(256, 256)),
         ),
         torch.randn(64, 256),
     ),

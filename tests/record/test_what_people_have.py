@@ -81,7 +81,9 @@ def test_scripted_module():
         assert "jit" in str(error).lower() or "script" in str(error).lower()
         return
     assert account.flops.model == preflop.account(plain, x).flops.model
-    assert account.memory.columns.parameters.bytes == preflop.account(plain, x).memory.columns.parameters.bytes
+    assert (
+        account.memory.columns.parameters.bytes == preflop.account(plain, x).memory.columns.parameters.bytes
+    )
 
 
 # -- torch.nn --------------------------------------------------------------------------------------
@@ -249,7 +251,9 @@ def test_initialisers_in_a_factory(where):
 )
 def test_dtypes_in_a_factory(change, width):
     """`.half()` and `.to(...)` inside a factory work on fake modules."""
-    account = preflop.account(lambda: change(small()), lambda: change(nn.ParameterList([torch.zeros(4, 16)]))[0].data)
+    account = preflop.account(
+        lambda: change(small()), lambda: change(nn.ParameterList([torch.zeros(4, 16)]))[0].data
+    )
     assert account.memory.columns.parameters.bytes == account.memory.columns.parameters.elements * width
 
 
@@ -346,7 +350,9 @@ def test_functorch():
         "vmap": lambda: torch.func.vmap(lambda row: torch.mv(weight, row))(x),
         "grad": lambda: torch.func.grad(lambda w: (x @ w).pow(2).sum())(weight),
         "jvp": lambda: torch.func.jvp(lambda y: model(y).tanh(), (x,), (x,)),
-        "per sample": lambda: torch.func.vmap(torch.func.grad(lambda w, row: (row @ w).pow(2).sum()), (None, 0))(weight, x),
+        "per sample": lambda: torch.func.vmap(
+            torch.func.grad(lambda w, row: (row @ w).pow(2).sum()), (None, 0)
+        )(weight, x),
     }
     for name, way in ways.items():
         tape = preflop.record(way)

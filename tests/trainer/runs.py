@@ -54,14 +54,17 @@ def rows(run: str | Path) -> list[dict[str, str]]:
     """metrics.csv without what depends on the clock."""
     with (Path(run) / "metrics.csv").open(newline="", encoding="utf-8") as stream:
         return [
-            {name: text for name, text in row.items() if name not in OF_THE_CLOCK} for row in csv.DictReader(stream)
+            {name: text for name, text in row.items() if name not in OF_THE_CLOCK}
+            for row in csv.DictReader(stream)
         ]
 
 
 def tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
     """Every tensor of a checkpoint."""
     assert why_invalid(checkpoint) is None
-    into = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in saved_tensors(checkpoint).items()}
+    into = {
+        name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in saved_tensors(checkpoint).items()
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch: "assuming a single process"
         load_tensors(checkpoint, into, Processes())

@@ -62,7 +62,9 @@ def test_kills_while_saving_lose_nothing(settings: Make, server: Server) -> None
 
 @pytest.mark.long
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_hundred_kills_while_saving_lose_nothing(settings: Make, server: Server, asynchronous: bool) -> None:
+def test_a_hundred_kills_while_saving_lose_nothing(
+    settings: Make, server: Server, asynchronous: bool
+) -> None:
     """100 kills within saves, at random times."""
     config = settings(steps=400, async_save=asynchronous)
     kill_while_saving(config, server, 100)
@@ -88,14 +90,22 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "missing shard": (lambda path: (path / "__0_0.distcp").unlink(), "__0_0.distcp is missing"),
     "missing state": (lambda path: (path / "state.json").unlink(), "state.json is missing"),
     "missing manifest": (lambda path: (path / MANIFEST).unlink(), "it has no manifest.json"),
-    "manifest cut": (lambda path: (path / MANIFEST).write_text('{"files"'), "its manifest.json cannot be read"),
-    "empty manifest": (lambda path: (path / MANIFEST).write_text('{"files": {}}'), "its manifest.json names no state.json"),
+    "manifest cut": (
+        lambda path: (path / MANIFEST).write_text('{"files"'),
+        "its manifest.json cannot be read",
+    ),
+    "empty manifest": (
+        lambda path: (path / MANIFEST).write_text('{"files": {}}'),
+        "its manifest.json names no state.json",
+    ),
     "random states cut": (lambda path: (path / "rng-0.json").write_text("{}"), "rng-0.json has 2 bytes"),
 }
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, server: Server, data: Path) -> tuple[Path, dict[str, Any]]:
+def finished(
+    tmp_path_factory: pytest.TempPathFactory, server: Server, data: Path
+) -> tuple[Path, dict[str, Any]]:
     """A run of 10 steps with checkpoints at 6, 9 and 10."""
     out = tmp_path_factory.mktemp("finished") / "run"
     config = {"data": str(data), "out": str(out), "steps": 10, "batch": 2, "seq": 16, "checkpoint_every": 3,
@@ -181,7 +191,11 @@ def test_a_read_only_folder_is_told(settings: Make, server: Server) -> None:
     ],
 )
 def test_another_runs_checkpoint_is_refused(
-    changed: dict[str, Any], message: str, finished: tuple[Path, dict[str, Any]], server: Server, tmp_path: Path
+    changed: dict[str, Any],
+    message: str,
+    finished: tuple[Path, dict[str, Any]],
+    server: Server,
+    tmp_path: Path,
 ) -> None:
     """One clear message, status 2, and the checkpoint stays."""
     config = copied(finished, tmp_path / "run")
@@ -201,7 +215,9 @@ def test_other_data_is_refused(finished: tuple[Path, dict[str, Any]], server: Se
     assert "was made with other data" in server.log(config)
 
 
-def test_another_version_is_refused(finished: tuple[Path, dict[str, Any]], server: Server, tmp_path: Path) -> None:
+def test_another_version_is_refused(
+    finished: tuple[Path, dict[str, Any]], server: Server, tmp_path: Path
+) -> None:
     """A checkpoint of another format's version: status 2 and both versions' names."""
     config = copied(finished, tmp_path / "run")
     file = checkpoints(config["out"])[-1] / MANIFEST
@@ -276,7 +292,13 @@ def test_random_states_round_trip() -> None:
     import numpy as np
 
     def draw() -> list[float]:
-        return [random.random(), random.gauss(0, 1), float(np.random.normal()), torch.rand(1).item(), torch.randn(1).item()]
+        return [
+            random.random(),
+            random.gauss(0, 1),
+            float(np.random.normal()),
+            torch.rand(1).item(),
+            torch.randn(1).item(),
+        ]
 
     randomness.seed_all(3, 0)
     draw()

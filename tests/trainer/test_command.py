@@ -30,7 +30,9 @@ def test_data_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["train_tokens"] == 541
 
 
-def test_train_prices_trains_and_compares(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_prices_trains_and_compares(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The account first, a line with the prediction beside each reading, and a closing table."""
     assert run(words) == 0
     out = capsys.readouterr().out
@@ -55,7 +57,9 @@ def test_metrics_hold_each_step_in_full_precision(words: list[str], tmp_path: Pa
     assert [bool(row["validation_loss"]) for row in rows] == [step in (4, 8) for step in range(1, 9)]
 
 
-def test_resume_needs_only_the_folder(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_needs_only_the_folder(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """--out and --resume: the settings are the run's; more steps are allowed and told."""
     assert run(words) == 0
     assert run(["train", "--out", str(tmp_path / "run"), "--resume", "--steps", "10"]) == 0
@@ -70,13 +74,22 @@ def test_json_is_one_object(words: list[str], capsys: pytest.CaptureFixture[str]
     assert run([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["schema"], found["step"], found["skipped"]) == ("preflop.train/1", 8, 0)
-    assert {row["what"] for row in found["compared"]} == {"peak memory", "step time", "tokens per second", "MFU"}
+    assert {row["what"] for row in found["compared"]} == {
+        "peak memory",
+        "step time",
+        "tokens per second",
+        "MFU",
+    }
 
 
-def test_predicted_peak_is_what_the_allocator_saw(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_predicted_peak_is_what_the_allocator_saw(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """The trainer's own step, microbatches and clipping included: peak within 0.5 % of the prediction."""
     assert run([*words, "--microbatches", "2", "--json"]) == 0
-    peak = next(row for row in json.loads(capsys.readouterr().out)["compared"] if row["what"] == "peak memory")
+    peak = next(
+        row for row in json.loads(capsys.readouterr().out)["compared"] if row["what"] == "peak memory"
+    )
     assert peak["measured"] == pytest.approx(peak["predicted"], rel=0.005)
 
 
@@ -94,7 +107,9 @@ def test_flops_are_those_of_the_named_model(data: Path) -> None:
     assert mine.tape.subject.optimizer == "adamw-fused"
 
 
-def test_a_run_that_does_not_fit_is_refused(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_does_not_fit_is_refused(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Status 1 and how to start it all the same; nothing is made."""
     words = ["train", "--data", str(data), "--out", str(tmp_path / "r"), "--model", "gpt2-xl", "--steps", "1"]
     assert run([*words, "--batch", "4096", "--seq", "512"]) == 1
@@ -155,7 +170,9 @@ def test_settings_round_trip_through_toml() -> None:
 
 def test_flags_go_before_the_file(data: Path, tmp_path: Path) -> None:
     """A flag wins over the TOML file, which wins over the default."""
-    (tmp_path / "c.toml").write_text(f'data = "{data}"\nout = "{tmp_path / "run"}"\nsteps = 2\nbatch = 3\nseq = 8\n')
+    (tmp_path / "c.toml").write_text(
+        f'data = "{data}"\nout = "{tmp_path / "run"}"\nsteps = 2\nbatch = 3\nseq = 8\n'
+    )
     assert run(["train", "--config", str(tmp_path / "c.toml"), "--batch", "1", "--json"]) == 0
     saved = read_toml(tmp_path / "run/config.toml")
     assert (saved["batch"], saved["seq"], saved["microbatches"]) == (1, 8, 1)
@@ -171,7 +188,9 @@ def test_every_setting_has_a_meaning_on_the_command_line() -> None:
     assert flags <= set(keys())
 
 
-def test_too_many_bad_steps_stop_the_run(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_many_bad_steps_stop_the_run(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A rate that breaks everything: skipped steps are counted and shown, then status 1; what was saved is good."""
     from preflop.trainer.checkpoint import why_invalid
 

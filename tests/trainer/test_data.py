@@ -56,13 +56,17 @@ def test_byte_pairs_learn_the_same_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
-def test_pieces_never_hold_the_whole_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str) -> None:
+def test_pieces_never_hold_the_whole_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str
+) -> None:
     """Read 64 bytes at a time, characters of several bytes and lines longer than that included: no loss."""
     monkeypatch.setattr(corpus, "PIECE_BYTES", 64)
     text = ("ü" * 300 + "\n" + POEM) * 5 + "🌹" * 100
     largest = []
     encode = Bytes.encode
-    monkeypatch.setattr(Bytes, "encode", lambda self, piece: (largest.append(len(piece)), encode(self, piece))[1])
+    monkeypatch.setattr(
+        Bytes, "encode", lambda self, piece: (largest.append(len(piece)), encode(self, piece))[1]
+    )
     data = write_data([write(tmp_path / "a.txt", text)], tmp_path / "out", tokenizer=tokenizer, vocab=260)
     decoder = Bytes() if tokenizer == "bytes" else load_pairs(tmp_path / "out")
     assert (decoder.decode(np.array(data.train)) + decoder.decode(np.array(data.validation))).decode() == text
@@ -86,7 +90,11 @@ def test_the_manifest_tells_what_is_there(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "out" / MANIFEST).read_text())
     assert (manifest["schema"], manifest["vocab"], manifest["dtype"]) == ("preflop.data/1", 256, "uint8")
     assert manifest["text_bytes"] == len(POEM.encode())
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [MANIFEST, "train.bin", "validation.bin"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        MANIFEST,
+        "train.bin",
+        "validation.bin",
+    ]
 
 
 def spoiled(folder: Path, **changed: object) -> Path:

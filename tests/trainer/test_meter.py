@@ -111,7 +111,9 @@ def test_the_device_is_waited_for_at_the_edges_of_windows_only() -> None:
     """20 steps in windows of 5: 4 waits and one at the start, and time per step is wall time / steps (T10)."""
     waits = []
     clock = Clock()
-    meter = Meter(tokens=1, warmup_steps=0, window_steps=5, synchronize=lambda: waits.append(clock.now), clock=clock)
+    meter = Meter(
+        tokens=1, warmup_steps=0, window_steps=5, synchronize=lambda: waits.append(clock.now), clock=clock
+    )
     meter.start()
     for _ in range(20):
         clock.now += 0.25

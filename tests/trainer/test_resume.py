@@ -28,7 +28,9 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, l
     return {}
 
 
-def never_interrupted(variant: str, straight: dict, server: Server, settings: Make, where: Path) -> tuple[str, list[str]]:
+def never_interrupted(
+    variant: str, straight: dict, server: Server, settings: Make, where: Path
+) -> tuple[str, list[str]]:
     if variant not in straight:
         config = settings(**VARIANTS[variant], out=str(where / variant))
         assert server.train(config) == 0, server.log(config)
@@ -56,7 +58,9 @@ def test_a_run_killed_at_random_ends_as_if_it_was_not(
     whole, moments = never_interrupted(variant, straight, server, settings, tmp_path_factory.mktemp("whole"))
     chosen = random.Random(f"{variant} {point}")
     config = settings(**VARIANTS[variant])
-    kill_twice_and_finish(config, server, chosen.randint(1, len(moments)), chosen.randint(1, len(moments) // 2))
+    kill_twice_and_finish(
+        config, server, chosen.randint(1, len(moments)), chosen.randint(1, len(moments) // 2)
+    )
     assert differences(whole, config["out"]) == []
 
 

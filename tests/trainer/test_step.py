@@ -28,7 +28,9 @@ def config(**changed: Any) -> TrainConfig:
     return TrainConfig(**{"data": "d", "out": "o", "steps": 9, "warmup_steps": 0, "seq": SEQUENCE, **changed})
 
 
-def small_model(dtype: torch.dtype = torch.float32, recompute: str = "none", dropout: float = 0.0) -> TokenLoss:
+def small_model(
+    dtype: torch.dtype = torch.float32, recompute: str = "none", dropout: float = 0.0
+) -> TokenLoss:
     facts = trained_facts(config(dropout=dropout), VOCAB)
     model = make_model(facts, dtype, recompute)
     initialise(model.model, 0)
@@ -69,7 +71,9 @@ class Watch:
             }
 
 
-def gradients(model: nn.Module, batches: list[Microbatch], **changed: Any) -> tuple[dict[str, torch.Tensor], float]:
+def gradients(
+    model: nn.Module, batches: list[Microbatch], **changed: Any
+) -> tuple[dict[str, torch.Tensor], float]:
     watch = Watch(model)
     run = training(model, torch.optim.SGD(model.parameters(), lr=0.0), clip=0.0, **changed)
     outcome = train_step(run, batches, 0, watch)
@@ -88,7 +92,10 @@ def test_microbatches_add_up_to_the_one_big_batch(sizes: tuple[int, ...]) -> Non
     assert one.keys() == many.keys()
     assert max((one[name] - many[name]).abs().max() for name in one) < 1e-6
     assert loss == pytest.approx(other, rel=1e-6)
-    means = [functional.cross_entropy(model.model(a).logits.flatten(0, 1), b.flatten()).item() for a, b in zip(ids, labels)]
+    means = [
+        functional.cross_entropy(model.model(a).logits.flatten(0, 1), b.flatten()).item()
+        for a, b in zip(ids, labels)
+    ]
     assert sum(means) / len(means) != pytest.approx(loss, rel=1e-4) or sizes == (8,)
 
 

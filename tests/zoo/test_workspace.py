@@ -176,7 +176,8 @@ def test_convolutions(case: str) -> None:
 
 @avx512
 @pytest.mark.parametrize(
-    ("length", "batch", "inner", "hidden"), [(16, 4, 64, 128), (64, 8, 256, 128), (20, 5, 64, 80), (1, 1, 16, 16)]
+    ("length", "batch", "inner", "hidden"),
+    [(16, 4, 64, 128), (64, 8, 256, 128), (20, 5, 64, 80), (1, 1, 16, 16)],
 )
 def test_lstm(length: int, batch: int, inner: int, hidden: int) -> None:
     """oneDNN's LSTM: what forward keeps for backward, and what each takes meanwhile, to the byte."""

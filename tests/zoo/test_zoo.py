@@ -19,7 +19,9 @@ def _verify(member: Member) -> Verification:
         pytest.importorskip("transformers")
     if member.name == "lora-peft":
         pytest.importorskip("peft")
-    return verify_subject(resolve(member.model, member.batch, **member.keywords()), tolerance=member.tolerance)
+    return verify_subject(
+        resolve(member.model, member.batch, **member.keywords()), tolerance=member.tolerance
+    )
 
 
 @pytest.mark.parametrize(

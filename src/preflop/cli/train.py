@@ -15,7 +15,9 @@ def _option(text: str) -> Any:
 
 
 def command(
-    config: Annotated[Text, typer.Option(help="Settings in TOML; flags go before them.", metavar="FILE.toml")] = None,
+    config: Annotated[
+        Text, typer.Option(help="Settings in TOML; flags go before them.", metavar="FILE.toml")
+    ] = None,
     model: Annotated[Text, _option("A model of `preflop models` (gpt2-nano).")] = None,
     data: Annotated[Text, _option("The folder that `preflop data` made.")] = None,
     out: Annotated[Text, _option("The run's folder.")] = None,
@@ -45,10 +47,14 @@ def command(
     shard: Annotated[Text, _option("Under torchrun: ddp (default) or fsdp.")] = None,
     max_skipped: Annotated[Text, _option("Bad steps in a row that end the run (20).")] = None,
     log_every: Annotated[Text, _option("Steps between lines in a pipe (10).")] = None,
-    tensorboard: Annotated[bool | None, typer.Option(help="Write TensorBoard events too.", show_default=False)] = None,
+    tensorboard: Annotated[
+        bool | None, typer.Option(help="Write TensorBoard events too.", show_default=False)
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest valid checkpoint.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Start although the run does not fit.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print how it ended as JSON, and nothing else.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print how it ended as JSON, and nothing else.")
+    ] = False,
 ) -> None:
     """Train a model, after pricing a step: refuses what does not fit, shows what was predicted beside what
     is measured, and saves so that a crash costs nothing. Exit status 1: it does not fit, or cannot go on."""

@@ -47,7 +47,9 @@ class Reading:
     def __str__(self) -> str:
         parts = [f"{self.steps} steps ({self.excluded_steps} warm-up steps left out)"]
         if self.tokens_per_s is not None and self.overall_tokens_per_s is not None:
-            parts.append(f"{self.tokens_per_s:,.0f} tokens/s ({self.overall_tokens_per_s:,.0f} with everything)")
+            parts.append(
+                f"{self.tokens_per_s:,.0f} tokens/s ({self.overall_tokens_per_s:,.0f} with everything)"
+            )
         if self.mfu is not None:
             parts.append(f"MFU {self.mfu:.1%} of {self.peak_basis}")
         return ", ".join(parts)
@@ -107,7 +109,9 @@ class Meter:
             hardware_flops = flops.hardware * devices if hardware_flops is None else hardware_flops
             if peak_flops_per_s is None and timed.peak_flops_per_s and account.device is not None:
                 peak_flops_per_s = timed.peak_flops_per_s
-                peak_basis = f"{account.device.name}, {timed.peak_dtype}, dense: {peak_flops_per_s:.4g} FLOP/s"
+                peak_basis = (
+                    f"{account.device.name}, {timed.peak_dtype}, dense: {peak_flops_per_s:.4g} FLOP/s"
+                )
         self.tokens, self.model_flops, self.hardware_flops = tokens, model_flops, hardware_flops
         self.peak_flops_per_s, self.peak_basis, self.devices = peak_flops_per_s, peak_basis, devices
         self._warmup_steps, self._window_steps = warmup_steps, window_steps
@@ -210,7 +214,9 @@ class Meter:
             steps=self._steady_steps,
             excluded_steps=min(self._seen, self._warmup_steps),
             step_s=step_s,
-            tokens_per_s=self._steady_tokens / self._steady_s if self._steady_s and self._steady_tokens else None,
+            tokens_per_s=self._steady_tokens / self._steady_s
+            if self._steady_s and self._steady_tokens
+            else None,
             mfu=mfu,
             hfu=self._utilization(self.hardware_flops, step_s),
             peak_flops_per_s=self.peak_flops_per_s,

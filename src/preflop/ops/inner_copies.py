@@ -163,7 +163,9 @@ def _promoted(sig: Signature, operands: Sequence[object], to_float: bool = False
                 copies.append(_cast(operand, common, sig.op))
         elif _OF_PYTHON[type(operand)] != common:
             copies.append(
-                InnerCopy("scalar", (), common, f"the number {operand} becomes a {common} tensor", cpu_only=True)
+                InnerCopy(
+                    "scalar", (), common, f"the number {operand} becomes a {common} tensor", cpu_only=True
+                )
             )
     for index in sig.writes:
         target = sig.inputs[index]
@@ -236,7 +238,11 @@ def _where(sig: Signature) -> Iterable[InnerCopy]:
 def _clamp(sig: Signature) -> Iterable[InnerCopy]:
     operands = _operands(sig, (0, 1, 2), ("self", "min", "max"))
     common = result_dtype(operands)  # type: ignore[arg-type]
-    return [_cast(meta, common, sig.op) for meta in operands if isinstance(meta, TensorMeta) and meta.dtype != common]
+    return [
+        _cast(meta, common, sig.op)
+        for meta in operands
+        if isinstance(meta, TensorMeta) and meta.dtype != common
+    ]
 
 
 @_rule("addcmul", "addcdiv", in_place=True)
@@ -363,8 +369,12 @@ def _infinite(sig: Signature) -> Iterable[InnerCopy]:
 def _sorted(sig: Signature) -> Iterable[InnerCopy]:
     meta = sig.inputs[0]
     if meta.elements:
-        yield InnerCopy("copy", meta.shape, meta.dtype, "sort works in place on a copy of its operand", cpu_only=True)
-        yield InnerCopy("copy", meta.shape, "int64", "sort writes the positions before it sorts them", cpu_only=True)
+        yield InnerCopy(
+            "copy", meta.shape, meta.dtype, "sort works in place on a copy of its operand", cpu_only=True
+        )
+        yield InnerCopy(
+            "copy", meta.shape, "int64", "sort writes the positions before it sorts them", cpu_only=True
+        )
 
 
 @_rule("kthvalue", "median")
@@ -406,7 +416,9 @@ def _view_backward(sig: Signature) -> Iterable[InnerCopy]:
     grad, made = sig.inputs[0], sig.outputs[0]
     name = sig.op.removeprefix("aten.").removesuffix("_backward")
     reason = f"the gradient of a {name}, shape {grad.shape}, is written into zeros of shape {made.shape}"
-    yield InnerCopy("slice", grad.shape, grad.dtype, reason, "split or unbind the tensor once, not slice it thrice")
+    yield InnerCopy(
+        "slice", grad.shape, grad.dtype, reason, "split or unbind the tensor once, not slice it thrice"
+    )
 
 
 # ----------------------------------------------------------------------------- joining and repeating
@@ -419,7 +431,9 @@ def _padded(sig: Signature) -> Iterable[InnerCopy]:
     for index in range(len(pads) // 2):
         sizes[len(sizes) - 1 - index] += min(pads[2 * index], 0) + min(pads[2 * index + 1], 0)
     reason = f"padding {tuple(pads)} copies shape {tuple(sizes)} into one of shape {sig.outputs[0].shape}"
-    yield InnerCopy("pad", tuple(sizes), meta.dtype, reason, "make the tensor with its final size and write into it")
+    yield InnerCopy(
+        "pad", tuple(sizes), meta.dtype, reason, "make the tensor with its final size and write into it"
+    )
 
 
 @_rule("repeat")
@@ -432,7 +446,9 @@ def _repeated(sig: Signature) -> Iterable[InnerCopy]:
 @_rule("cat", "stack")
 def _joined_in(sig: Signature) -> Iterable[InnerCopy]:
     made = sig.outputs[0]
-    return [_cast(meta, made.dtype, sig.op) for meta in sig.inputs if meta.dtype != made.dtype and meta.elements]
+    return [
+        _cast(meta, made.dtype, sig.op) for meta in sig.inputs if meta.dtype != made.dtype and meta.elements
+    ]
 
 
 @_rule("diag_embed")
@@ -457,7 +473,9 @@ def _for_blas(metas: Iterable[TensorMeta]) -> Iterable[InnerCopy]:
     for meta in metas:
         if meta.elements and not _is_blas_matrix(meta):
             reason = f"shape {meta.shape} with strides {meta.stride} is no matrix that BLAS takes"
-            yield InnerCopy("contiguous", meta.shape, meta.dtype, reason, "make one axis dense before the product")
+            yield InnerCopy(
+                "contiguous", meta.shape, meta.dtype, reason, "make one axis dense before the product"
+            )
 
 
 @_rule("mm")
@@ -470,8 +488,12 @@ def _bias(sig: Signature) -> Iterable[InnerCopy]:
     made = sig.outputs[0]
     if keyword(sig, "beta", 1) != 0 and made.elements:
         source = sig.inputs[0].shape
-        reason = f"shape {source} is written into the result of shape {made.shape}; the product is added to it"
-        yield InnerCopy("bias", made.shape, made.dtype, reason, "bias=False, where a norm follows", cpu_only=True)
+        reason = (
+            f"shape {source} is written into the result of shape {made.shape}; the product is added to it"
+        )
+        yield InnerCopy(
+            "bias", made.shape, made.dtype, reason, "bias=False, where a norm follows", cpu_only=True
+        )
 
 
 @_rule("addmm")
@@ -495,8 +517,12 @@ def _dense(meta: TensorMeta | None, op: str, wants: str = "contiguous") -> Itera
     last = wants == "channels last"
     if lies_channels_last(meta) if last else lies_contiguous(meta.shape, meta.stride):
         return
-    reason = f"{op.removeprefix('aten.')} takes {wants} operands: shape {meta.shape} has strides {meta.stride}"
-    yield InnerCopy("contiguous", meta.shape, meta.dtype, reason, "lay the tensor out like that where it is made")
+    reason = (
+        f"{op.removeprefix('aten.')} takes {wants} operands: shape {meta.shape} has strides {meta.stride}"
+    )
+    yield InnerCopy(
+        "contiguous", meta.shape, meta.dtype, reason, "lay the tensor out like that where it is made"
+    )
 
 
 def lies_channels_last(meta: TensorMeta) -> bool:
@@ -526,7 +552,9 @@ def _looked_up(sig: Signature) -> Iterable[InnerCopy]:
     """Indices are flattened."""
     indices = need(sig, 1, "indices")
     if len(indices.shape) > 1 and view_strides(indices.shape, indices.stride, (indices.elements,)) is None:
-        reason = f"indices {indices.shape} with strides {indices.stride} cannot be viewed as {(indices.elements,)}"
+        reason = (
+            f"indices {indices.shape} with strides {indices.stride} cannot be viewed as {(indices.elements,)}"
+        )
         yield InnerCopy("contiguous", indices.shape, indices.dtype, reason, "contiguous indices")
 
 
@@ -604,7 +632,9 @@ def _convolved(sig: Signature) -> Iterable[InnerCopy]:
     made = sig.outputs[0]
     if not case.by_onednn:
         if tensor(sig, 2, "bias") is not None and case.source.dtype == "float32":
-            reason = f"the bias is written into the result of shape {made.shape}; the products are added to it"
+            reason = (
+                f"the bias is written into the result of shape {made.shape}; the products are added to it"
+            )
             yield InnerCopy("bias", made.shape, made.dtype, reason, cpu_only=True)
     elif not case.channels_last and (case.half or (case.transposed and case.strided)):
         yield _from_onednn(made, "result")

@@ -80,7 +80,11 @@ def _common_dtype(metas: tuple[TensorMeta, ...]) -> str | None:
 
 
 @workspace(
-    *(f"aten.{name}{end}" for name in ("add", "sub", "mul", "div", "rsub", "pow", "lerp") for end in ("", "_")),
+    *(
+        f"aten.{name}{end}"
+        for name in ("add", "sub", "mul", "div", "rsub", "pow", "lerp")
+        for end in ("", "_")
+    ),
     *(f"aten.{name}" for name in ("maximum", "minimum", "fmax", "fmin", "atan2", "hypot", "copysign")),
     *(f"aten.addc{name}{end}" for name in ("mul", "div") for end in ("", "_")),
     *(f"aten.{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge")),

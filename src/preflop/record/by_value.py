@@ -44,7 +44,9 @@ def run(
 
 def _number(recorder: Recorder, tensor: torch.Tensor) -> Any:
     if tensor.dtype is torch.bool and recorder.maker(tensor) in _ALL:
-        recorder.assumed("a check that floats which are not computed are all as they should be: taken as true.")
+        recorder.assumed(
+            "a check that floats which are not computed are all as they should be: taken as true."
+        )
         return True
     value = assumed_number(tensor.dtype)
     recorder.assumed(f"a {str(tensor.dtype).removeprefix('torch.')} read back by .item(): taken as {value}.")

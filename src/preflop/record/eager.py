@@ -37,7 +37,9 @@ class Eager:
             return compiled
 
         # The recorder's global hooks see a compiled module twice, as its own and as the wrapped one.
-        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+        warnings.filterwarnings(
+            "ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks"
+        )
         self._set(torch, "compile", compile_later)
         self._force()
         self._flex()

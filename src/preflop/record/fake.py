@@ -217,7 +217,9 @@ _REDUCED_IN_PLACE = {
 }
 
 
-def _reduced_in_place(func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], output: Output) -> Output:
+def _reduced_in_place(
+    func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], output: Output
+) -> Output:
     position = _REDUCED_IN_PLACE[func]
     reduction = args[position] if len(args) > position else kwargs.get("reduction", 1)
     if reduction == 0 or type(output) is not Fresh:

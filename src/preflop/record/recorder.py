@@ -644,7 +644,11 @@ def _on_cpu(kwargs: Any, recorder: Recorder) -> Any:
         return kwargs
     if device.type != "meta":
         recorder.assumed(f"tensors made on {device} are recorded as the one device's.")
-    return {**kwargs, "device": torch.device("cpu"), **({"pin_memory": False} if "pin_memory" in kwargs else {})}
+    return {
+        **kwargs,
+        "device": torch.device("cpu"),
+        **({"pin_memory": False} if "pin_memory" in kwargs else {}),
+    }
 
 
 def _real_stand_in(

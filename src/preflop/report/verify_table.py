@@ -32,7 +32,13 @@ def memory_rows(verification: Verification) -> Table:
     compared = (verification.steady, verification.first)
     return Table(
         "Peak memory",
-        (Heading("", False), Heading("predicted"), Heading("measured"), Heading("bytes apart"), Heading("error")),
+        (
+            Heading("", False),
+            Heading("predicted"),
+            Heading("measured"),
+            Heading("bytes apart"),
+            Heading("error"),
+        ),
         (
             *(_row(one.name, one) for one in compared),
             *(_row(f"  {one.name} of the steady step", one) for one in verification.phases),
@@ -64,7 +70,9 @@ def memory_sentence(verification: Verification) -> str:
 def flops_sentence(verification: Verification) -> str:
     """The answer about FLOPs."""
     flops = verification.flops
-    both = f"{si_text(flops.predicted, 'FLOP')} predicted, {si_text(flops.counted, 'FLOP')} by FlopCounterMode"
+    both = (
+        f"{si_text(flops.predicted, 'FLOP')} predicted, {si_text(flops.counted, 'FLOP')} by FlopCounterMode"
+    )
     if flops.agrees:
         return f"FLOPs agree exactly: {flops.predicted:,} for matmul, attention and convolution."
     if flops.agrees is None:

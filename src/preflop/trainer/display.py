@@ -85,7 +85,9 @@ class Lines:
         """The live line; in a pipe, every so many steps."""
         if self._stream.isatty():
             self._write_over(step_text(moment))
-        elif moment.row.step % self._every == 0 or moment.row.step in (1, moment.steps) or not moment.row.taken:
+        elif (
+            moment.row.step % self._every == 0 or moment.row.step in (1, moment.steps) or not moment.row.taken
+        ):
             print(step_text(moment), file=self._stream, flush=True)
 
     def _write_over(self, text: str) -> None:
@@ -139,11 +141,15 @@ def closing_lines(compared: tuple[Compared, ...]) -> list[str]:
     lines = ["", f"{'':<20}{'predicted':>16}{'measured':>16}{'difference':>12}"]
     for row in compared:
         off = "-" if row.difference is None else f"{row.difference:+.1%}"
-        lines.append(f"{row.what:<20}{_figure(row, row.predicted):>16}{_figure(row, row.measured):>16}{off:>12}")
+        lines.append(
+            f"{row.what:<20}{_figure(row, row.predicted):>16}{_figure(row, row.measured):>16}{off:>12}"
+        )
     largest = largest_difference(compared)
     if largest is not None:
         lines.append(f"Largest difference, {largest.what}: {largest.reason}.")
-    lines += sorted({f"No prediction of {row.what}: {row.reason}." for row in compared[:2] if row.predicted is None})
+    lines += sorted(
+        {f"No prediction of {row.what}: {row.reason}." for row in compared[:2] if row.predicted is None}
+    )
     return lines
 
 

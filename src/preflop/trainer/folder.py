@@ -27,7 +27,9 @@ def check_folder(config: TrainConfig, *, resume: bool) -> None:
         raise BadFile(f"{run} is a file; --out names the run's folder.")
     held = any((run / "checkpoints").glob("step-*")) or (run / metrics.FILE).exists()
     if held and not resume:
-        raise BadFile(f"{run} holds a run already.\n  Go on with it: --resume. Or name another folder with --out.")
+        raise BadFile(
+            f"{run} holds a run already.\n  Go on with it: --resume. Or name another folder with --out."
+        )
 
 
 def make_folder(config: TrainConfig) -> Path:
@@ -40,7 +42,9 @@ def make_folder(config: TrainConfig) -> Path:
     try:
         run.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadFile(f"cannot make the run folder {run}: {error.strerror}.\n  Name another with --out.") from error
+        raise BadFile(
+            f"cannot make the run folder {run}: {error.strerror}.\n  Name another with --out."
+        ) from error
     return run
 
 
@@ -65,7 +69,9 @@ def locked(run: Path) -> Iterator[None]:
     try:
         stream = (run / _LOCK).open("w", encoding="ascii")
     except OSError as error:
-        raise BadFile(f"cannot write to the run folder {run}: {error.strerror}.\n  Name another with --out.") from error
+        raise BadFile(
+            f"cannot write to the run folder {run}: {error.strerror}.\n  Name another with --out."
+        ) from error
     with stream:
         try:
             fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

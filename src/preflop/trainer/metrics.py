@@ -93,7 +93,9 @@ def _truncate(file: Path, after_step: int) -> None:
     if file.exists():
         lines = file.read_text("utf-8").splitlines()
         if lines and lines[0] != header:
-            raise BadFile(f"{file} has other columns than this version writes.\n  Move it away, or use another --out.")
+            raise BadFile(
+                f"{file} has other columns than this version writes.\n  Move it away, or use another --out."
+            )
         for line in lines[1:]:
             cells = next(csv.reader(io.StringIO(line)), [])
             if len(cells) == len(COLUMNS) and cells[0].isdigit() and int(cells[0]) <= after_step:

@@ -99,9 +99,15 @@ def room(account: Account, device: torch.device) -> Room:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         needed = account.memory.reserved_bytes or account.memory.peak_bytes
-        return Room(needed, int(free), f"{torch.cuda.get_device_name(device)} has {bytes_text(int(free))} free")
+        return Room(
+            needed, int(free), f"{torch.cuda.get_device_name(device)} has {bytes_text(int(free))} free"
+        )
     free_bytes = _available_bytes()
-    text = "this machine does not say" if free_bytes is None else f"this machine has {bytes_text(free_bytes)} free"
+    text = (
+        "this machine does not say"
+        if free_bytes is None
+        else f"this machine has {bytes_text(free_bytes)} free"
+    )
     return Room(account.memory.peak_bytes, free_bytes, text)
 
 

@@ -37,7 +37,9 @@ def capture() -> dict[str, Any]:
         "python": [version, list(words), gauss],
         "numpy": [str(name), np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
         "torch": _hex(torch.get_rng_state()),
-        "cuda": [_hex(state) for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+        "cuda": [_hex(state) for state in torch.cuda.get_rng_state_all()]
+        if torch.cuda.is_available()
+        else [],
     }
 
 

@@ -51,7 +51,9 @@ class StepOutcome:
     """False: a gradient was not finite, and nothing was changed."""
 
 
-def train_step(run: Training, microbatches: Sequence[Microbatch], step: int, observe: Observer) -> StepOutcome:
+def train_step(
+    run: Training, microbatches: Sequence[Microbatch], step: int, observe: Observer
+) -> StepOutcome:
     """Forward and backward of each microbatch, weighted by tokens, then one update or none.
 
     Nothing is changed where a gradient is not finite: not parameters, states, decay or rate. The

@@ -71,9 +71,13 @@ def open_data(folder: str | Path) -> Data:
         fingerprint = _fingerprint(manifest)
         tokenizer, end = str(manifest["tokenizer"]), int(manifest["document_end"])
     except (KeyError, TypeError, ValueError) as error:
-        raise BadFile(f"{path / MANIFEST} is damaged ({error!r}).\n  Make the folder anew: `preflop data`.") from error
+        raise BadFile(
+            f"{path / MANIFEST} is damaged ({error!r}).\n  Make the folder anew: `preflop data`."
+        ) from error
     if not len(train):
-        raise BadFile(f"{path} holds no token to train on.\n  Make it from texts that are not empty: `preflop data`.")
+        raise BadFile(
+            f"{path} holds no token to train on.\n  Make it from texts that are not empty: `preflop data`."
+        )
     return Data(path, tokenizer, vocab, end, train, validation, fingerprint)
 
 
@@ -87,7 +91,9 @@ def _manifest(path: Path) -> dict[str, Any]:
             f"{path} is not a data folder: it has no {MANIFEST}.\n  Make one: `preflop data TEXT... --out DIR`."
         ) from error
     except (OSError, ValueError) as error:
-        raise BadFile(f"cannot read {path / MANIFEST}: {error}.\n  Make the folder anew: `preflop data`.") from error
+        raise BadFile(
+            f"cannot read {path / MANIFEST}: {error}.\n  Make the folder anew: `preflop data`."
+        ) from error
     schema = manifest.get("schema") if isinstance(manifest, dict) else None
     if schema != SCHEMA:
         raise BadFile(f"{path / MANIFEST} is {schema!r}, and this version reads {SCHEMA!r}.\n  Make it anew.")
@@ -101,7 +107,9 @@ def _tokens(path: Path, split: dict[str, Any], dtype: str, vocab: int) -> Tokens
     try:
         size = file.stat().st_size
     except OSError as error:
-        raise BadFile(f"cannot read {file}: {error.strerror}.\n  Make the folder anew: `preflop data`.") from error
+        raise BadFile(
+            f"cannot read {file}: {error.strerror}.\n  Make the folder anew: `preflop data`."
+        ) from error
     if size != count * wanted.itemsize:
         raise BadFile(
             f"{file} has {size} bytes, and the manifest says {count} tokens of {wanted.itemsize}.\n"
