@@ -11,6 +11,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import struct
 import sys
 import threading
@@ -72,22 +73,40 @@ def obey_permissions() -> None:
     ctypes.CDLL(None, use_errno=True).capset(header, bytes(24))
 
 
+def start(request: dict, rank: int, port: int) -> int:
+    """Fork one process of the run; its id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    ranks = request.get("ranks", 1)
+    if ranks > 1:
+        os.environ.update(
+            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+        )
+    status = 3
+    try:
+        status = child(request)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
 def main() -> None:
     torch.set_num_threads(1)
     for line in sys.stdin:
         request = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            status = 3
-            try:
-                status = child(request)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                os._exit(status)
-        _, status = os.waitpid(pid, 0)
-        print(json.dumps({"status": os.waitstatus_to_exitcode(status)}), flush=True)
+        port = free_port()
+        pids = [start(request, rank, port) for rank in range(request.get("ranks", 1))]
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        print(json.dumps({"status": next((one for one in statuses if one), 0)}), flush=True)
 
 
 if __name__ == "__main__":

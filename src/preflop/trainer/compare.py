@@ -52,7 +52,7 @@ def predicted(account: Account | None, tokens: int) -> Predicted:
 
 
 def compare(
-    expected: Predicted, reading: Reading, measured_peak_bytes: int | None, *, on_gpu: bool
+    expected: Predicted, reading: Reading, measured_peak_bytes: int | None, *, on_gpu: bool, sharded: bool
 ) -> tuple[Compared, ...]:
     """Every quantity that is predicted or measured."""
     no_time = "nobody measured this CPU's rates: `preflop calibrate` does" if expected.step_s is None else ""
@@ -62,7 +62,9 @@ def compare(
         else "kernels are priced at measured rates; the host's launches, data and clipping come on top"
     )
     memory = (
-        "the step was too short to be read (three steps are needed)"
+        "each process holds its part of parameters, gradients and states: the priced one holds them all"
+        if sharded
+        else "the step was too short to be read (three steps are needed)"
         if measured_peak_bytes is None
         else "the loop holds all of a step's batches at once, and clips: the priced loop holds one"
     )

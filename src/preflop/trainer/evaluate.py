@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from preflop.trainer.batches import Windows, validation_batches
-from preflop.trainer.processes import Processes
+from preflop.trainer.processes import Processes, reshard
 from preflop.trainer.step import Observer, Training, autocast
 
 
@@ -44,4 +44,5 @@ class _evaluating:  # noqa: N801 - used as a statement's word
         self._model.eval()
 
     def __exit__(self, *error: object) -> None:
+        reshard(self._model)
         self._model.train()

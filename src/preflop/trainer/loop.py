@@ -285,7 +285,9 @@ class _Run:
             asked = self.processes.any(signals.name is not None)
         saved = self._save_last()
         reading = self.meter.reading()
-        compared = compare(self.expected, reading, self.peak_bytes, on_gpu=self.device.type == "cuda")
+        sharded = self.config.shard == "fsdp" and self.processes.ranks > 1
+        on_gpu = self.device.type == "cuda"
+        compared = compare(self.expected, reading, self.peak_bytes, on_gpu=on_gpu, sharded=sharded)
         stopped_by = (signals.name or "a signal to another process") if asked else None
         result = Result(
             self.progress.step, self.steps, self.progress.skipped, outcome.loss if outcome else None,
@@ -324,7 +326,7 @@ class _Run:
             return outcome
         if self._seen != _MEASURED_STEP or self.account is None:
             return step()
-        held = _held_bytes(self.training)
+        held = state.held_bytes(self.training.model, self.training.optimizer)
         outcomes: list[StepOutcome] = []
         self.peak_bytes = held + peak_bytes(lambda: outcomes.append(step()))
         return outcomes[0]
@@ -363,10 +365,21 @@ class _Run:
             seconds=seconds,
             scale=scaler.get_scale() if scaler.is_enabled() else None,
             validation_loss=progress.validation_loss,
-            samples=_names(batches),
+            samples=self._drawn(batches),
         )
         self.metrics.write(row)
         self.display.step(Moment(row, self.steps, self.expected))
+
+    def _drawn(self, batches: Sequence[Microbatch]) -> str:
+        """A short name of the samples that the step drew: here, as they came; elsewhere, as dealt out."""
+        mine = iter(batches)
+        digest = hashlib.sha256()
+        for index in range(self.plan.microbatches):
+            dealt = self.plan.samples(self.progress.step - 1, index)
+            if len(dealt):
+                here = index % self.processes.ranks == self.processes.rank
+                digest.update((next(mine).samples if here else dealt).tobytes())
+        return digest.hexdigest()[:16]
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -491,21 +504,6 @@ class _Run:
             return
         for sentence in randomness.restore(random):
             self.display.say(f"Not restored: {sentence}.")
-
-
-def _held_bytes(training: Training) -> int:
-    """Bytes of parameters, buffers and optimizer states: what a step finds, each storage once."""
-    tensors = list(state.tensors_of(training.model, training.optimizer).values())
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-    return sum(storages.values())
-
-
-def _names(batches: Sequence[Microbatch]) -> str:
-    """A short name of the samples that a step drew."""
-    digest = hashlib.sha256()
-    for batch in batches:
-        digest.update(batch.samples.tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _summary(result: Result, *, saved: bool) -> str:

@@ -121,6 +121,13 @@ def distribute(model: nn.Module, shard: str, run: Processes, device: torch.devic
     return model
 
 
+def reshard(model: nn.Module) -> None:
+    """Free what FSDP gathered for a forward that no backward followed: the root keeps its own otherwise."""
+    for module in model.modules():
+        if hasattr(module, "reshard"):
+            module.reshard()
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """The module inside of DDP."""
     return model.module if isinstance(model, DistributedDataParallel) else model

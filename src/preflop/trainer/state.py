@@ -18,7 +18,10 @@ from preflop.trainer.processes import unwrapped
 def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """Every parameter, buffer and optimizer state, by name. A tied weight once."""
     found = dict(_model_tensors(model))
-    for name, parameter in unwrapped(model).named_parameters():
+    named = dict(unwrapped(model).named_parameters())
+    if not set(optimizer.state) <= set(named.values()):
+        raise RuntimeError("the optimizer holds states of parameters that the model does not name")
+    for name, parameter in named.items():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
                 found[f"optimizer/{key}/{name}"] = value
@@ -88,10 +91,21 @@ def set_optimizer_states(
             optimizer.state[parameters[parameter_name]][key] = tensor
 
 
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor: all of it, unless it is sharded."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of parameters, buffers and optimizer states in this process: what a step finds, each storage once."""
+    storages = [local_part(tensor).untyped_storage() for tensor in tensors_of(model, optimizer).values()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
 def not_finite(tensors: Mapping[str, torch.Tensor]) -> str | None:
     """The first tensor that holds a NaN or an infinity; None where all are healthy."""
     for name, tensor in tensors.items():
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        local = local_part(tensor)
         if local.is_floating_point() and not bool(torch.isfinite(local).all()):
             return name.partition("/")[2]
     return None
