@@ -120,7 +120,7 @@ def written(folder, fields):
 
 def model_of(fields):
     """The model that transformers builds from the same fields, on no device."""
-    config = transformers.AutoConfig.for_model(**{k: v for k, v in fields.items()})
+    config = transformers.AutoConfig.for_model(**fields)
     names = fields.get("architectures") or ["GPT2LMHeadModel"]
     return getattr(transformers, names[0]), config
 

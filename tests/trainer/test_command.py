@@ -191,7 +191,7 @@ def test_every_setting_has_a_meaning_on_the_command_line() -> None:
 def test_too_many_bad_steps_stop_the_run(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A rate that breaks everything: skipped steps are counted and shown, then status 1; what was saved is good."""
+    """A rate that breaks everything: skipped steps are counted and shown, then status 1; saves are good."""
     from preflop.trainer.checkpoint import why_invalid
 
     ending = [*words[:-1], "60", "--learning-rate", "1e30", "--warmup-steps", "0", "--max-skipped", "5"]

@@ -89,7 +89,7 @@ def test_steady_and_overall_are_told_apart() -> None:
 
 @pytest.mark.parametrize("window", [1, 7])
 def test_evaluation_and_saving_are_left_out(window: int) -> None:
-    """100 steps of 0.5 s with 30 s of evaluation and 20 s of saving: 2,000 tokens/s, 1,000 by the clock (T09)."""
+    """100 steps of 0.5 s, 30 s of evaluation, 20 s of saving: 2,000 tokens/s, 1,000 by the clock (T09)."""
     clock = Clock()
     meter = Meter(tokens=1000, warmup_steps=0, window_steps=window, clock=clock)
     meter.start()
@@ -108,7 +108,7 @@ def test_evaluation_and_saving_are_left_out(window: int) -> None:
 
 
 def test_the_device_is_waited_for_at_the_edges_of_windows_only() -> None:
-    """20 steps in windows of 5: 4 waits and one at the start, and time per step is wall time / steps (T10)."""
+    """20 steps in windows of 5: 4 waits and one at the start; time per step is wall time / steps (T10)."""
     waits = []
     clock = Clock()
     meter = Meter(

@@ -66,8 +66,9 @@ def test_a_run_killed_at_random_ends_as_if_it_was_not(
 
 @pytest.mark.parametrize(
     "moment",
-    ["microbatch:4:1", "backward_end:4:1", "optimizer_end:5:2", "evaluate:6:1", "save_begin:6:0", "save_tensors:6:0",
-     "save_state:6:0", "save_manifest:6:0", "save_rename:6:0", "save_renamed:6:0", "retire:9:0", "step_end:6:0"],
+    ["microbatch:4:1", "backward_end:4:1", "optimizer_end:5:2", "evaluate:6:1", "save_begin:6:0",
+     "save_tensors:6:0", "save_state:6:0", "save_manifest:6:0", "save_rename:6:0", "save_renamed:6:0",
+     "retire:9:0", "step_end:6:0"],
 )  # fmt: skip
 def test_a_run_killed_at_a_worst_moment_ends_as_if_it_was_not(
     moment: str, straight: dict, server: Server, settings: Make, tmp_path_factory: pytest.TempPathFactory

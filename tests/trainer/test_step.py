@@ -82,7 +82,7 @@ def gradients(
 
 @pytest.mark.parametrize("sizes", [(4, 4), (1, 3, 4), (2, 2, 2, 2)])
 def test_microbatches_add_up_to_the_one_big_batch(sizes: tuple[int, ...]) -> None:
-    """K microbatches of unequal label counts give the gradients (1e-6 in fp64) and loss of one batch (L01)."""
+    """K microbatches of unequal label counts: gradients (1e-6 in fp64) and loss of one batch (L01)."""
     whole = microbatch(8, ignored=13)
     ids, labels = whole.input_ids.split(sizes), whole.labels.split(sizes)
     parts = [Microbatch(a, b, whole.samples) for a, b in zip(ids, labels)]
@@ -186,7 +186,7 @@ def product_batch(value: float) -> Microbatch:
 
 
 def test_the_schedule_waits_for_a_taken_step() -> None:
-    """First step overflows: parameters and rate stay, scale 65536 -> 32768; the next uses the first rate (L05)."""
+    """First step overflows: parameters and rate stay, scale 65536 -> 32768; next is the first rate (L05)."""
     model = Product()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run = training(model, optimizer, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**16))

@@ -118,7 +118,8 @@ def _model(subject: Subject) -> nn.Module:
     elsewhere = {tensor.device.type for tensor in model.parameters()} - {"cpu"}
     if elsewhere:
         raise BadSubject(
-            f"the model's parameters are on {', '.join(sorted(elsewhere))}, and a real step runs on the CPU.\n"
+            f"the model's parameters are on {', '.join(sorted(elsewhere))}, and a real step runs on the CPU."
+            "\n"
             "  Give a module on the CPU, or a callable that builds one."
         )
     dtype = prepare.wanted_dtype(subject)
@@ -215,5 +216,6 @@ def check_fits(needed_bytes: int) -> None:
     if needed_bytes > free_bytes:
         raise BadSubject(
             f"the step needs {bytes_text(needed_bytes)} and this machine has {bytes_text(free_bytes)} free.\n"
-            "  Verify with a smaller batch, a shorter sequence or fewer layers; `preflop account` needs no memory."
+            "  Verify with a smaller batch, a shorter sequence or fewer layers; `preflop account` needs no"
+            " memory."
         )

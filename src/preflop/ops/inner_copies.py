@@ -180,14 +180,16 @@ def _promoted(sig: Signature, operands: Sequence[object], to_float: bool = False
 def _cast(operand: TensorMeta, dtype: str, op: str) -> InnerCopy:
     name = op.removeprefix("aten.")
     return InnerCopy(
-        "cast", operand.shape, dtype, f"{name} computes in {dtype}: shape {operand.shape} is cast from {operand.dtype}",
+        "cast", operand.shape, dtype,
+        f"{name} computes in {dtype}: shape {operand.shape} is cast from {operand.dtype}",
         "keep both operands in one dtype", cpu_only=True,
     )  # fmt: skip
 
 
 _BINARY = (
     "add sub mul remainder fmod fmax fmin maximum minimum bitwise_and bitwise_or bitwise_xor "
-    "floor_divide hypot copysign eq ne lt le gt ge logical_and logical_or logical_xor heaviside nextafter gcd lcm"
+    "floor_divide hypot copysign eq ne lt le gt ge logical_and logical_or logical_xor heaviside nextafter "
+    "gcd lcm"
 )
 
 
@@ -623,8 +625,8 @@ class _Convolution:
 def _convolved(sig: Signature) -> Iterable[InnerCopy]:
     """Input and weight are brought to one memory format, and oneDNN's own format back to the caller's."""
     case = _Convolution(
-        need(sig, 0, "input"), need(sig, 1, "weight"), argument(sig, 3, "stride"), argument(sig, 5, "dilation"),
-        argument(sig, 8, "groups"), bool(argument(sig, 6, "transposed")),
+        need(sig, 0, "input"), need(sig, 1, "weight"), argument(sig, 3, "stride"),
+        argument(sig, 5, "dilation"), argument(sig, 8, "groups"), bool(argument(sig, 6, "transposed")),
     )  # fmt: skip
     wants = "channels last" if case.channels_last else "contiguous"
     for meta in (case.source, case.weight):

@@ -131,7 +131,7 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _like_query(shape: tuple[int, ...], query: torch.Tensor) -> tuple[int, ...]:
     """Dense strides in the order of the query's dimensions, the last one innermost."""
-    order = sorted(range(len(shape) - 1), key=lambda dim: query.stride(dim))
+    order = sorted(range(len(shape) - 1), key=query.stride)
     strides = [1] * len(shape)
     step = shape[-1]
     for dim in order:

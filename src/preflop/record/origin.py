@@ -40,6 +40,8 @@ class FrameKind:
 
 
 class Origin(NamedTuple):
+    """Where a call came from: its phase, and the numbers of its module and source line."""
+
     phase: Phase
     module: int
     source: int

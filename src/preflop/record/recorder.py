@@ -90,6 +90,7 @@ class Recorder(TorchDispatchMode):
         self.marks: list[Mark] = []
         self.assumptions: dict[str, None] = {}
         self._plans: dict[Any, Plan | None] = {}
+        self._numbers: dict[Any, int] = {}
         self._composite: dict[Any, bool] = {}
         self._stale: set[int] = set()
         """Storage ids of real tensors whose values a fake call would have written."""
@@ -395,9 +396,9 @@ class Recorder(TorchDispatchMode):
             writes=(),
             attended_pairs=pairs,
         )
-        number = self._plans.get(signature)
+        number = self._numbers.get(signature)
         if number is None:
-            number = self._plans[signature] = len(self.signatures)
+            number = self._numbers[signature] = len(self.signatures)
             self.signatures.append(signature)
         self._write(number, tensors, outputs)
 
@@ -523,9 +524,9 @@ class Recorder(TorchDispatchMode):
         metas = tuple(meta_of(tensor) for tensor in tensors)
         results = tuple(meta_of(output) for output in outputs)
         key = (func, metas, results, _plain_key(args), _plain_key(kwargs))
-        number = self._plans.get(key)
+        number = self._numbers.get(key)
         if number is None:
-            number = self._plans[key] = self._intern(func, args, kwargs, tensors, outputs, writes)
+            number = self._numbers[key] = self._intern(func, args, kwargs, tensors, outputs, writes)
         return number
 
     def _intern(

@@ -62,7 +62,8 @@ def memory_sentence(verification: Verification) -> str:
     steady = verification.steady
     answer = "Memory verifies" if verification.memory_verifies else "Memory does not verify"
     return (
-        f"{answer}: {bytes_text(steady.predicted_bytes)} predicted, {bytes_text(steady.measured_bytes)} measured"
+        f"{answer}: {bytes_text(steady.predicted_bytes)} predicted, "
+        f"{bytes_text(steady.measured_bytes)} measured"
         f" (allowed: {100 * verification.tolerance:g} %)."
     )
 
@@ -94,8 +95,8 @@ def _parts(verification: Verification) -> Iterable[RenderableType]:
     yield table(memory_rows(verification))
     yield heading("How it was read")
     yield bullet(
-        f"two real optimizer steps on this CPU, {verification.threads} threads, torch {verification.torch_version},"
-        " every allocation event of torch's profiler"
+        f"two real optimizer steps on this CPU, {verification.threads} threads, torch "
+        f"{verification.torch_version}, every allocation event of torch's profiler"
     )
     yield bullet(f"predicted to run at the peak: {verification.peak_op}")
     for wrong in verification.flops.oracle_wrong:

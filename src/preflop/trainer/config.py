@@ -115,7 +115,8 @@ _LEAST = {
     "max_skipped": 1, "log_every": 1,
 }  # fmt: skip
 _RANGES: dict[str, tuple[float, float]] = {
-    "learning_rate": (0.0, math.inf), "final_learning_rate_share": (0.0, 1.0), "weight_decay": (0.0, math.inf),
+    "learning_rate": (0.0, math.inf), "final_learning_rate_share": (0.0, 1.0),
+    "weight_decay": (0.0, math.inf),
     "beta1": (0.0, 1.0), "beta2": (0.0, 1.0), "clip": (0.0, math.inf), "dropout": (0.0, 1.0),
 }  # fmt: skip
 _CHOICES = {

@@ -126,7 +126,10 @@ def check_room(found: Room, *, force: bool) -> None:
 
 
 def _available_bytes() -> int | None:
-    """Memory that can be had without swapping. Source: Linux's own estimate, MemAvailable of /proc/meminfo."""
+    """Memory that can be had without swapping.
+
+    Source: Linux's own estimate, MemAvailable of /proc/meminfo.
+    """
     try:
         with open("/proc/meminfo", encoding="ascii") as stream:
             rows: dict[str, Any] = dict(line.split(":", 1) for line in stream)

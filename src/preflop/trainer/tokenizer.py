@@ -90,7 +90,8 @@ def learn_pairs(pieces: Iterable[bytes], vocab: int) -> BytePairs:
     """
     if vocab < SMALLEST_PAIR_VOCAB:
         raise PreflopError(
-            f"--vocab is {vocab}; byte pairs need at least {SMALLEST_PAIR_VOCAB} (256 bytes and the end of a text)."
+            f"--vocab is {vocab}; byte pairs need at least {SMALLEST_PAIR_VOCAB} "
+            "(256 bytes and the end of a text)."
         )
     library = _library()
     pairs = library.Tokenizer(library.models.BPE())

@@ -88,7 +88,8 @@ def _manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BadFile(
-            f"{path} is not a data folder: it has no {MANIFEST}.\n  Make one: `preflop data TEXT... --out DIR`."
+            f"{path} is not a data folder: it has no {MANIFEST}.\n"
+            "  Make one: `preflop data TEXT... --out DIR`."
         ) from error
     except (OSError, ValueError) as error:
         raise BadFile(
