@@ -110,7 +110,7 @@ def test_a_step_that_is_not_the_recorded_one_does_not_verify() -> None:
 
 def test_grouped_convolution_is_not_held_against_a_wrong_counter() -> None:
     """FlopCounterMode overcounts grouped convolution's backward: said, and not called a difference."""
-    found = preflop.verify(nn.Conv2d(16, 16, 3, groups=4), torch.randn(2, 16, 12, 12))
+    found = preflop.verify(nn.Conv2d(32, 32, 3, groups=4), torch.randn(2, 32, 24, 24))
     assert found.flops.agrees is None
     assert "grouped" in found.flops.oracle_wrong[0]
     assert found.verifies

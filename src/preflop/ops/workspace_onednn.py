@@ -79,6 +79,17 @@ class _Convolution:
         return self.channels(out) * inner * prod(kernel) * self.itemsize
 
     @property
+    def weight_gradient_by_gemm(self) -> bool:
+        """Groups that do not fill half a block are left to a plain gemm, which takes operands as they are.
+
+        Its im2col buffer, which depends on the cache, is not counted.
+        """
+        if self.groups in (1, self.x.shape[1]) or self.itemsize < DTYPE_BYTES["float32"]:
+            return False
+        half = _BLOCK // 2
+        return any(count // self.groups % half for count in (self.x.shape[1], self.y.shape[1]))
+
+    @property
     def computes_channels_last(self) -> bool:
         """16-bit and transposed kernels run on channels-last memory, whatever the caller has."""
         return self.transposed or self.itemsize < DTYPE_BYTES["float32"]
@@ -174,8 +185,8 @@ def _blocked_backward(case: _Convolution, input_gradient: int, *, wants_weight: 
         through = case.gradient_computes_channels_last
         peaks.append(copy + (_to_dense(case.x.bytes, channels_last=True) if through else result + case.x.bytes))
     if wants_weight:
-        running = gradient + case.x_bytes + case.weight_bytes + _reduction_bytes(case)
-        peaks.append(input_gradient + running)
+        operands = 0 if case.weight_gradient_by_gemm else gradient + case.x_bytes
+        peaks.append(input_gradient + operands + case.weight_bytes + _reduction_bytes(case))
         peaks.append(input_gradient + case.weight_bytes + case.weight.bytes)
     return peaks
 
