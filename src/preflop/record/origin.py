@@ -28,6 +28,15 @@ _QUIET = tuple(
 )
 
 
+_OPTIMIZER_FILES = {
+    os.path.join("optim", "optimizer.py"),
+    os.path.join("amp", "grad_scaler.py"),
+    os.path.join("nn", "utils", "clip_grad.py"),
+}
+# Functions of the gradient scaler that belong to the loss, not to the update.
+_SCALES_THE_LOSS = {"scale", "_lazy_init_scale_growth_tracker"}
+
+
 class FrameKind:
     """What a Python frame tells of the phase."""
 
@@ -220,11 +229,7 @@ def _kind_of(code: CodeType) -> int:
             return FrameKind.ENGINE
         if rest == os.path.join("autograd", "__init__.py") and code.co_name in ("backward", "grad"):
             return FrameKind.ENGINE
-        if rest in (
-            os.path.join("optim", "optimizer.py"),
-            os.path.join("amp", "grad_scaler.py"),
-            os.path.join("nn", "utils", "clip_grad.py"),
-        ) and code.co_name != "scale":
+        if rest in _OPTIMIZER_FILES and code.co_name not in _SCALES_THE_LOSS:
             return FrameKind.OPTIMIZER
         return FrameKind.QUIET
     if path.startswith(_QUIET):

@@ -19,12 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from preflop.tape.events import Call, Mark, ParameterInfo, Phase, Ref, Signature, Storage, Tape
+from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of
 from preflop.tape.stack import RECORDED, Refused, Stack
 
 _CHECKED, _TEMPLATE, _LAST = 1, 2, 3
-
-BIRTH, CALL, DEATH, MARK = 0, 1, 2, 3
-
 
 @dataclass(slots=True)
 class Segment:
@@ -75,7 +73,7 @@ class _Unfold:
                 self.owner[number] = -1 if place is None else place[0]
 
     def _cut(self) -> None:
-        events = _events(self.tape)
+        events = events_of(self.tape)
         runs, bulk_until = self._runs_of_deaths(events), 0
         current = Segment(-1, -1)
         self.segments = [current]
@@ -280,20 +278,6 @@ class _Unfold:
 
 
 _MANY = -9
-
-
-def _events(tape: Tape) -> list[tuple[int, int]]:
-    """Everything that happens on the tape, in order of ticks."""
-    ordered: list[tuple[int, int, int]] = []
-    for number, storage in enumerate(tape.storages):
-        if storage.born > 0:
-            ordered.append((storage.born, BIRTH, number))
-        if storage.died is not None:
-            ordered.append((storage.died, DEATH, number))
-    ordered.extend((call.tick, CALL, number) for number, call in enumerate(tape.calls))
-    ordered.extend((mark.tick, MARK, number) for number, mark in enumerate(tape.marks))
-    ordered.sort()
-    return [(kind, index) for _, kind, index in ordered]
 
 
 def _lists(args: Any) -> Iterator[list[int]]:

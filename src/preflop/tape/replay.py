@@ -1,0 +1,66 @@
+"""What happened on a tape, in order; and whether two tapes tell the same story."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+
+from preflop.tape.events import Tape
+
+BIRTH, CALL, DEATH, MARK = 0, 1, 2, 3
+
+
+def events_of(tape: Tape) -> list[tuple[int, int]]:
+    """Every event by tick: (BIRTH | CALL | DEATH | MARK, index of the storage, call or mark)."""
+    ordered: list[tuple[int, int, int]] = []
+    for number, storage in enumerate(tape.storages):
+        if storage.born > 0:
+            ordered.append((storage.born, BIRTH, number))
+        if storage.died is not None:
+            ordered.append((storage.died, DEATH, number))
+    ordered.extend((call.tick, CALL, number) for number, call in enumerate(tape.calls))
+    ordered.extend((mark.tick, MARK, number) for number, mark in enumerate(tape.marks))
+    ordered.sort()
+    return [(kind, index) for _, kind, index in ordered]
+
+
+def story(tape: Tape) -> list[Hashable]:
+    """The events without our own numbering: two tapes are the same step when their stories are equal.
+
+    Storages are numbered by their first appearance; a signature is given by its content. Deaths with
+    nothing between them have no order.
+    """
+    return list(_runs_sorted(_named(tape)))
+
+
+def _named(tape: Tape) -> Iterator[tuple[Hashable, ...]]:
+    numbers: dict[int, int] = {}
+
+    def number(storage: int) -> int:
+        return numbers.setdefault(storage, len(numbers))
+
+    for kind, index in events_of(tape):
+        if kind == CALL:
+            call = tape.calls[index]
+            yield (
+                CALL, tape.signatures[call.signature], tuple(number(s) for s in call.storages),
+                call.phase, call.step, call.microbatch, tape.modules[call.module],
+                tape.sources[call.source],
+            )  # fmt: skip
+        elif kind == MARK:
+            mark = tape.marks[index]
+            yield MARK, mark.name, mark.step, mark.microbatch
+        else:
+            storage = tape.storages[index]
+            yield kind, number(index), storage.bytes, storage.role, storage.name, storage.dtype
+
+
+def _runs_sorted(events: Iterator[tuple[Hashable, ...]]) -> Iterator[Hashable]:
+    run: list[tuple[Hashable, ...]] = []
+    for event in events:
+        if event[0] == DEATH:
+            run.append(event)
+            continue
+        yield from sorted(run, key=repr)
+        run = []
+        yield event
+    yield from sorted(run, key=repr)
