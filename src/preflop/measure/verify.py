@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -181,7 +181,7 @@ def _verification(
     )
 
 
-def _phases(timeline: tuple[TimelinePoint, ...], measured: MeasuredSteps) -> list[Comparison]:
+def _phases(timeline: Sequence[TimelinePoint], measured: MeasuredSteps) -> list[Comparison]:
     """Peak of each phase of the steady step; recomputation belongs to backward."""
     predicted: dict[str, int] = {}
     for point in timeline:

@@ -149,7 +149,7 @@ def safe_softmax(sig: Signature) -> int:
     Source: aten/src/ATen/native/transformers/attention.cpp, `_safe_softmax`.
     """
     scores = need(sig, 0, "self")
-    dim = argument(sig, 1, "dim")
+    dim = int(argument(sig, 1, "dim"))
     return scores.elements + scores.elements // max(1, scores.shape[dim])
 
 

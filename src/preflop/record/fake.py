@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -36,6 +36,7 @@ CPU = torch.device("cpu")
 aten = torch.ops.aten
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Fresh:
     """An output with memory of its own."""
@@ -47,6 +48,7 @@ class Fresh:
     offset: int = 0
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class View:
     """An output over the storage of input `index`."""
@@ -60,6 +62,7 @@ class View:
     """Conjugate and negative bits."""
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Same:
     """An output that is input `index` itself."""
@@ -67,6 +70,7 @@ class Same:
     index: int
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Reshaped:
     """An output that is input `index` itself, seen anew (`transpose_`): only its metadata change."""

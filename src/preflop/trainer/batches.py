@@ -31,8 +31,8 @@ class Microbatch:
         """On the device; from pinned memory the copy does not wait."""
         if device.type == "cpu":
             return self
-        move = [tensor.to(device, non_blocking=True) for tensor in (self.input_ids, self.labels)]
-        return Microbatch(*move, self.samples)
+        input_ids, labels = (tensor.to(device, non_blocking=True) for tensor in (self.input_ids, self.labels))
+        return Microbatch(input_ids, labels, self.samples)
 
     def pin_memory(self) -> Microbatch:
         """In page-locked memory, for copies that do not wait."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +67,10 @@ class BytePairs:
         self._pairs = pairs
         self._pairs.encode_special_tokens = True  # a document that holds "<|endoftext|>" does not end there
         self.vocab = int(pairs.get_vocab_size())
-        self.document_end = int(pairs.token_to_id(END_OF_TEXT))
+        end = pairs.token_to_id(END_OF_TEXT)
+        if end is None:
+            raise ValueError(f"it has no token {END_OF_TEXT}, which ends a document")
+        self.document_end = end
 
     def encode(self, piece: bytes) -> NDArray[np.integer]:
         """Ids of a piece of UTF-8 text."""
@@ -120,7 +123,7 @@ def load_pairs(folder: Path) -> BytePairs:
         raise BadFile(f"cannot read the tokenizer {folder / FILE}: {error}.") from error
 
 
-def _library():  # type: ignore[no-untyped-def]
+def _library() -> Any:
     try:
         import tokenizers
         import tokenizers.decoders
