@@ -186,8 +186,13 @@ class CopyRow:
     module: str
     calls: int
     bytes: int
+    """Written, by all calls together."""
     reason: str
     instead: str | None
+    phase: str = ""
+    read_bytes: int = 0
+    kernel: bool = True
+    """torch's profiler shows an aten::copy_ for it (not for cat, stack and masks written out)."""
 
 
 @dataclass(frozen=True, slots=True)

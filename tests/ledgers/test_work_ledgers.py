@@ -122,10 +122,10 @@ def test_starred_keeps_names_with_digits():
             "contiguous",
             48,
         ),
-        (signature("aten.clone", meta(3, 4, stride=(0, 1)), out=meta(3, 4), memory_format="x"), "expand", 48),
+        (signature("aten.clone", meta(3, 4, stride=(0, 1)), out=meta(3, 4), memory_format="x"), "repeat", 48),
         (signature("aten._to_copy", meta(3, 4), out=meta(3, 4, dtype="bfloat16")), "cast", 24),
-        (signature("aten.cat", [meta(3, 4), meta(3, 4)], out=meta(6, 4)), "concatenate", 96),
-        (signature("aten.copy_", meta(3, 4), meta(3, 4)), "copy", 48),
+        (signature("aten.cat", [meta(3, 4), meta(3, 4)], out=meta(6, 4)), "cat", 96),
+        (signature("aten.copy_", meta(3, 4), meta(3, 4)), "assign", 48),
         (signature("aten.repeat", meta(3, 4), (2, 1), out=meta(6, 4)), "repeat", 96),
     ],
 )
@@ -137,9 +137,10 @@ def test_copies_are_named(sig, kind, count):
     assert copies_ledger(tape_of(sig)).total() == count
 
 
-def test_an_explicit_clone_is_not_hidden():
-    """clone() in forward does what its caller wrote."""
-    assert copy_rows(tape_of(signature("aten.clone", meta(3, 4), out=meta(3, 4)))) == ()
+def test_an_explicit_clone_is_named_as_asked_for():
+    """clone() in forward does what its caller wrote: a kind of its own, with nothing to write instead."""
+    (row,) = copy_rows(tape_of(signature("aten.clone", meta(3, 4), out=meta(3, 4))))
+    assert (row.kind, row.bytes, row.instead) == ("clone", 48, None)
 
 
 def test_each_signature_is_priced_once(monkeypatch):

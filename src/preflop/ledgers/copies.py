@@ -1,9 +1,10 @@
-"""Copies that nobody asked for by name: what a call had to copy, why, and what would not.
+"""Copies of the steady step: what had to be copied, why in terms of shape and stride, and what would not.
 
-A view shares storage; what cannot be a view is copied, silently. Explicit `clone()` calls in forward are
-asked for and not listed; copies that autograd or the loop makes are.
+A view shares storage; what cannot be a view is copied, silently. Three sorts of copies are found: calls
+that copy (clone, casts, copy_), copies that a kernel makes inside itself (`ops/inner_copies`), and joins
+(cat, stack) and masks, which write a new tensor but are no copy kernel.
 
-May import: tape, ops, account (its dataclasses), ledgers. Never torch, never a device.
+May import: tape, ops, account (its dataclasses), ledgers, strides. Never torch, never a device.
 """
 
 from __future__ import annotations
@@ -14,150 +15,343 @@ from dataclasses import dataclass
 from preflop.account import CopyRow
 from preflop.ledgers.ledger import Ledger, Row
 from preflop.ledgers.operators import starred
-from preflop.ledgers.tally import Origin, count_by_origin, dtypes
+from preflop.ledgers.tally import dtypes
+from preflop.ops import inner_copies
 from preflop.ops.arguments import keyword, result
 from preflop.ops.moved import distinct_bytes
-from preflop.tape.events import Phase, Signature, Tape, TensorMeta
+from preflop.strides import contiguous_strides as contiguous_strides
+from preflop.strides import is_permuted, lies_contiguous, repeats
+from preflop.tape.events import Call, Phase, Role, Signature, Storage, Tape, TensorMeta
 
-_JOINS = {"aten.cat": "concatenate", "aten.stack": "concatenate"}
-_REPEATS = {"aten.repeat": "repeat", "aten.repeat_interleave": "repeat"}
-_MATERIALISED = {"aten._reshape_copy", "aten.contiguous"}
+_CLONES = {"aten.clone", "aten._reshape_copy", "aten.contiguous"}
+_JOINS = {"aten.cat": "cat", "aten.stack": "stack"}
+_RESHAPES = {"aten._unsafe_view", "aten.view", "aten._reshape_alias"}
+# matmul expands, reshapes and multiplies: its bmm comes within this many calls of a copy that it made.
+_MATMUL_REACH = 6
+
+ASKED = "clone"
+"""The kind of copies that the user's code asks for by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Why one kind of call copies."""
+    """One copy, and why it was made."""
 
     kind: str
-    """"contiguous", "expand", "cast", "move", "copy", "concatenate", "repeat"."""
+    """"reshape", "slice", "repeat", "contiguous", "broadcast", "matmul", "cast", "mask", "layout", "move",
+    "assign", "gradient", "optimizer", "clone" (asked for), "cat", "stack", "pad", "bias", "scalar"..."""
     bytes: int
     """Bytes written."""
+    read_bytes: int
+    """Distinct bytes read."""
     reason: str
     instead: str | None
+    kernel: bool = True
+    """torch's profiler shows an aten::copy_ for it (not for cat, stack and masks)."""
 
 
-def copies_ledger(tape: Tape) -> Ledger:
-    """Bytes written by copies in the steady step that the user did not ask for by name."""
+def copies_ledger(tape: Tape, *, kernels_only: bool = False) -> Ledger:
+    """Bytes written by copies in the steady step.
+
+    Args:
+        kernels_only: only what torch's profiler shows as `aten::copy_`, without cat, stack and masks.
+    """
     kinds = dtypes(tape)
     rows: dict[tuple[str, str, str, str, str], list[int]] = {}
-    for origin, calls, copy in _copies(tape):
+    for call, copy in copies(tape):
+        if kernels_only and not copy.kernel:
+            continue
         key = (
-            tape.signatures[origin.signature].op,
-            tape.modules[origin.module],
-            origin.phase.value,
-            tape.sources[origin.source],
-            kinds[origin.signature],
+            tape.signatures[call.signature].op,
+            tape.modules[call.module],
+            call.phase.value,
+            tape.sources[call.source],
+            kinds[call.signature],
         )
         row = rows.setdefault(key, [0, 0])
-        row[0] += copy.bytes * calls
-        row[1] += calls
+        row[0] += copy.bytes
+        row[1] += 1
     ordered = tuple(Row(*key, value=value, calls=calls) for key, (value, calls) in rows.items())
     return Ledger("bytes", ordered)
 
 
 def copy_rows(tape: Tape) -> tuple[CopyRow, ...]:
     """The same, one row per kind, line, module (numbers replaced by *) and reason, most bytes first."""
-    sums: dict[tuple[str, str, str, str, str | None], list[int]] = {}
-    for origin, calls, copy in _copies(tape):
-        module = starred(tape.modules[origin.module])
-        key = (copy.kind, tape.sources[origin.source], module, copy.reason, copy.instead)
-        row = sums.setdefault(key, [0, 0])
-        row[0] += calls
-        row[1] += copy.bytes * calls
+    sums: dict[tuple[str, str, str, str, str, str | None, bool], list[int]] = {}
+    modules = [starred(name) for name in tape.modules]
+    for call, copy in copies(tape):
+        key = (
+            copy.kind, tape.sources[call.source], modules[call.module], call.phase.value, copy.reason,
+            copy.instead, copy.kernel,
+        )  # fmt: skip
+        row = sums.setdefault(key, [0, 0, 0])
+        row[0] += 1
+        row[1] += copy.bytes
+        row[2] += copy.read_bytes
     rows = [
-        CopyRow(kind, source or None, module, calls, count, reason, instead)
-        for (kind, source, module, reason, instead), (calls, count) in sums.items()
+        CopyRow(kind, source or None, module, calls, count, reason, instead, phase, read, kernel)
+        for (kind, source, module, phase, reason, instead, kernel), (calls, count, read) in sums.items()
     ]
     return tuple(sorted(rows, key=lambda row: -row.bytes))
 
 
-def _copies(tape: Tape) -> Iterator[tuple[Origin, int, Copy]]:
-    known: dict[tuple[int, Phase], Copy | None] = {}
-    for origin, calls in count_by_origin(tape.steady()).items():
-        key = (origin.signature, origin.phase)
-        if key not in known:
-            known[key] = copy_of(tape.signatures[origin.signature], origin.phase)
-        copy = known[key]
-        if copy is not None and copy.bytes:
-            yield origin, calls, copy
+def copies(tape: Tape) -> Iterator[tuple[Call, Copy]]:
+    """Every copy of the steady step, in order, with the call that made it (a call may make several)."""
+    calls = tape.steady()
+    on_gpu = tape.subject is not None and tape.subject.device != "cpu"
+    inner = [_inner(sig, on_gpu) for sig in tape.signatures]
+    watched = [sig.op in _CLONES or sig.op in _WHY for sig in tape.signatures]
+    known: dict[tuple[object, ...], Copy | None] = {}
+    for position, call in enumerate(calls):
+        for copy in inner[call.signature]:
+            yield call, copy
+        if watched[call.signature]:
+            context = _context(tape, calls, position)
+            key = (call.signature, call.phase, context)
+            if key not in known:
+                known[key] = copy_of(tape.signatures[call.signature], call.phase, context)
+            found = known[key]
+            if found is not None and found.bytes:
+                yield call, found
 
 
-def copy_of(sig: Signature, phase: Phase) -> Copy | None:
-    """What the call copies; None where it copies nothing, or does what its caller wrote."""
-    if sig.op in ("aten.clone", *_MATERIALISED):
-        return _clone(sig, phase)
-    if sig.op == "aten._to_copy":
-        return _cast(sig)
-    if sig.op == "aten.copy_" and len(sig.inputs) > 1:
-        return _into(sig)
-    if sig.op in _JOINS:
-        reason = f"{len(sig.inputs)} tensors are copied into one of shape {sig.outputs[0].shape}"
-        return Copy(_JOINS[sig.op], _written(sig), reason, "write the parts into one tensor made beforehand")
-    if sig.op in _REPEATS:
-        source = sig.inputs[0].shape
-        reason = f"shape {source} is repeated to {sig.outputs[0].shape}"
-        return Copy(_REPEATS[sig.op], _written(sig), reason, "expand: a view with stride 0")
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What surrounds a call, as far as it tells why it copies."""
+
+    viewed_as: tuple[int, ...] | None = None
+    """The shape in which the next call looks at the result: a reshape's target."""
+    in_matmul: bool = False
+    """A batched product on the same line takes the result."""
+    role: Role | None = None
+    """Of the storage that is written (copy_), or read (a cast)."""
+    name: str = ""
+
+
+_NOWHERE = Context()
+
+
+def _context(tape: Tape, calls: list[Call], position: int) -> Context:
+    call = calls[position]
+    sig = tape.signatures[call.signature]
+    if sig.op in _CLONES:
+        made = call.storages[len(sig.inputs)]
+        viewed = _viewed_as(tape, calls, position, made)
+        return Context(viewed, viewed is not None and _feeds_matmul(tape, calls, position, made))
+    if sig.op in {"aten.copy_", "aten._to_copy"} and call.storages:
+        storage: Storage = tape.storages[call.storages[0]]
+        return Context(role=storage.role, name=storage.name and starred(storage.name))
+    return _NOWHERE
+
+
+def _viewed_as(tape: Tape, calls: list[Call], position: int, made: int) -> tuple[int, ...] | None:
+    if position + 1 >= len(calls):
+        return None
+    following = calls[position + 1]
+    sig = tape.signatures[following.signature]
+    if sig.op in _RESHAPES and following.storages and following.storages[0] == made:
+        return sig.outputs[0].shape
     return None
 
 
-def _written(sig: Signature) -> int:
-    return sum(distinct_bytes(meta) for meta in result(sig))
+def _feeds_matmul(tape: Tape, calls: list[Call], position: int, made: int) -> bool:
+    origin = calls[position]
+    for call in calls[position + 1 : position + 1 + _MATMUL_REACH]:
+        if call.source != origin.source or call.module != origin.module or call.phase is not origin.phase:
+            return False
+        if tape.signatures[call.signature].op in {"aten.bmm", "aten.mm"}:
+            return made in call.storages[:2]
+    return False
 
 
-def _clone(sig: Signature, phase: Phase) -> Copy | None:
-    """A clone with a memory format comes from contiguous() or reshape(); one without, in forward, from
-    clone() itself."""
+def copy_of(sig: Signature, phase: Phase, context: Context = _NOWHERE) -> Copy | None:
+    """What the call itself copies, and why; None where it copies nothing."""
+    if sig.op in _CLONES:
+        return _clone(sig, phase, context)
+    why = _WHY.get(sig.op)
+    return None if why is None else why(sig, phase, context)
+
+
+# -------------------------------------------------------------------------------------------- clones
+
+
+def _clone(sig: Signature, phase: Phase, context: Context) -> Copy | None:
+    """A clone with a memory format comes from contiguous() or reshape(); one without, from clone()."""
     source = sig.inputs[0]
-    asked = keyword(sig, "memory_format") is None and sig.op == "aten.clone"
-    if asked and phase is not Phase.BACKWARD:
-        return None
-    if any(stride == 0 and size > 1 for stride, size in zip(source.stride, source.shape, strict=True)):
-        reason = f"shape {source.shape} with strides {source.stride} repeats elements: they are written out"
-        return Copy("expand", _written(sig), reason, "keep the axis broadcast, or reduce before expanding")
-    if is_contiguous(source):
-        return Copy("copy", _written(sig), f"shape {source.shape} is copied as it is", None)
-    wanted = contiguous_strides(source.shape)
-    reason = f"shape {source.shape} with strides {source.stride} is not contiguous (that is {wanted})"
-    return Copy(
-        "contiguous",
-        _written(sig),
-        reason,
-        "use the view as it is (matmul and einsum take strides), or permute before it is written",
-    )
+    kind, instead = _why_cloned(sig, source, phase, context)
+    reason = f"{source.shape} with strides {source.stride} {_what_for(context, kind)}"
+    return Copy(kind, sig.outputs[0].bytes, distinct_bytes(source), reason, instead)
 
 
-def _cast(sig: Signature) -> Copy:
+def _what_for(context: Context, kind: str) -> str:
+    if context.viewed_as is not None and kind != ASKED:
+        return f"cannot be viewed as {context.viewed_as}"
+    return "is copied as it lies" if kind in (ASKED, "gradient", "optimizer") else "is not contiguous"
+
+
+def _why_cloned(
+    sig: Signature, source: TensorMeta, phase: Phase, context: Context
+) -> tuple[str, str | None]:
+    asked = sig.op == "aten.clone" and keyword(sig, "memory_format") is None
+    if asked or (sig.op == "aten.clone" and keyword(sig, "memory_format") == "torch.preserve_format"):
+        return _asked(phase)
+    if repeats(source.shape, source.stride):
+        return ("broadcast", _FOLD) if context.in_matmul else ("repeat", _GROUPS)
+    if context.in_matmul:
+        return "matmul", _LAYOUT
+    if context.viewed_as is None:
+        return "contiguous", _AS_IT_IS
+    if is_permuted(source.shape, source.stride):
+        return "reshape", _ORDER
+    return "slice", _SHIFT
+
+
+def _asked(phase: Phase) -> tuple[str, str | None]:
+    if phase is Phase.OPTIMIZER:
+        return "optimizer", None
+    if phase is Phase.BACKWARD:
+        return "gradient", None
+    return ASKED, None
+
+
+_FOLD = (
+    "fold the broadcast axis into the rows: torch.einsum over named axes multiplies without writing the "
+    "operand out"
+)
+_GROUPS = (
+    "keep the groups as an axis: scaled_dot_product_attention(..., enable_gqa=True), or broadcast in the "
+    "product's rows"
+)
+_LAYOUT = (
+    "bring the operand's leading axes together once (for heads: lay out as (batch, head, position, width)), "
+    "or use scaled_dot_product_attention, which takes strides"
+)
+_AS_IT_IS = "leave the call out: matmul, einsum, attention and element-wise operators take strides"
+_ORDER = (
+    "contract the axes where they are instead of merging them: torch.einsum('b h s d, h d e -> b s e' with "
+    "the weight viewed as (h, d, e)), or write the result in this order"
+)
+_SHIFT = (
+    "do not cut the large tensor: shift the small one (labels padded with the index that the loss ignores) "
+    "and keep the whole"
+)
+
+# --------------------------------------------------------------------------------- casts and assignments
+
+
+def _cast(sig: Signature, phase: Phase, context: Context) -> Copy:
     source, made = sig.inputs[0], sig.outputs[0]
+    read = distinct_bytes(source)
     if source.dtype != made.dtype:
-        reason = f"shape {source.shape}: {source.dtype} becomes {made.dtype}"
-        return Copy("cast", _written(sig), reason, None)
+        kind = "mask" if source.dtype == "bool" else "cast"
+        what = _cast_what(source, context)
+        reason = f"{what}{source.shape}: {source.dtype} becomes {made.dtype}"
+        return Copy(kind, made.bytes, read, reason, _cast_instead(source, made, context))
     if source.device != made.device:
-        return Copy("move", _written(sig), f"{source.device} to {made.device}", None)
-    return Copy("copy", _written(sig), f"shape {source.shape} is copied to another layout", None)
+        return Copy("move", made.bytes, read, f"{source.shape}: {source.device} to {made.device}", _PINNED)
+    reason = f"{source.shape}: strides {source.stride} become {made.stride}"
+    return Copy("layout", made.bytes, read, reason, "make the tensor in that memory format")
 
 
-def _into(sig: Signature) -> Copy:
+_PINNED = "make the tensor there, or pin it and copy with non_blocking=True"
+
+
+def _cast_what(source: TensorMeta, context: Context) -> str:
+    if context.role is Role.PARAMETER:
+        return f"the weight {context.name} "
+    return ""
+
+
+def _cast_instead(source: TensorMeta, made: TensorMeta, context: Context) -> str | None:
+    if source.dtype == "bool":
+        return "keep the mask bool (torch.where), or is_causal=True, which needs none"
+    if context.role is Role.PARAMETER:
+        return "keep the weight in the format that it is used in (bf16 with an fp32 master copy)"
+    if source.dtype in ("bfloat16", "float16") and made.dtype == "float32":
+        return "hand the half-precision tensor on: losses and norms compute in fp32 inside their kernels"
+    return None
+
+
+def _into(sig: Signature, phase: Phase, context: Context) -> Copy | None:
+    if len(sig.inputs) < 2:
+        return None
     target, source = sig.inputs[0], sig.inputs[1]
+    read = distinct_bytes(source)
+    if target.device != source.device:
+        return Copy("move", target.bytes, read, f"{source.shape}: {source.device} to {target.device}", _PINNED)
+    if phase is Phase.OPTIMIZER:
+        reason = f"{source.shape}: {source.dtype} is written into {target.dtype}"
+        return Copy("optimizer", target.bytes, read, reason, None)
+    if phase is Phase.BACKWARD and context.role is Role.GRADIENT:
+        return _gradient(target, source, read)
     if target.dtype != source.dtype:
-        reason = f"shape {source.shape}: {source.dtype} is written into {target.dtype}"
-        return Copy("cast", _written(sig), reason, None)
-    return Copy("copy", _written(sig), f"shape {source.shape} is written into another tensor", None)
+        reason = f"{source.shape}: {source.dtype} is written into {target.dtype}"
+        return Copy("cast", target.bytes, read, reason, "make the source in the target's dtype")
+    return Copy("assign", target.bytes, read, f"{source.shape} is written into a tensor made before", None)
 
 
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor.
+def _gradient(target: TensorMeta, source: TensorMeta, read: int) -> Copy:
+    """AccumulateGrad keeps a gradient that lies as the parameter does and that nobody else holds.
 
-    >>> contiguous_strides((2, 3, 4))
-    (12, 4, 1)
+    Source: torch/csrc/autograd/functions/accumulate_grad.h.
     """
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
+    if source.stride != target.stride:
+        reason = (
+            f"the gradient {source.shape} has strides {source.stride} and the parameter {target.stride}: "
+            "it is copied into the parameter's order"
+        )
+        return Copy("gradient", target.bytes, read, reason, "use the parameter without transposing it")
+    reason = f"the gradient {source.shape} is held elsewhere too, or is part of another: it is copied"
+    return Copy("gradient", target.bytes, read, reason, None)
+
+
+# -------------------------------------------------------------------------------- joins, masks, inside
+
+
+def _join(sig: Signature, phase: Phase, context: Context) -> Copy:
+    count = len(sig.inputs)
+    written = sum(meta.bytes for meta in result(sig))
+    read = sum(distinct_bytes(meta) for meta in sig.inputs)
+    reason = f"{count} tensors are copied into one of shape {sig.outputs[0].shape}"
+    instead = "write the parts into one tensor made beforehand" if phase is Phase.FORWARD else None
+    return Copy(_JOINS[sig.op], written, read, reason, instead, kernel=False)
+
+
+def _mask(sig: Signature, phase: Phase, context: Context) -> Copy | None:
+    """where(mask, number, number): a bool mask is written out as numbers."""
+    if len(sig.inputs) != 3 or any(meta.shape for meta in sig.inputs[1:]):
+        return None
+    mask, made = sig.inputs[0], sig.outputs[0]
+    reason = f"the mask {mask.shape} of {mask.bytes} bytes is written out as {made.dtype}"
+    instead = "is_causal=True needs no mask; else make the float mask once, outside of the layers"
+    return Copy("mask", made.bytes, distinct_bytes(mask), reason, instead, kernel=False)
+
+
+_WHY = {
+    "aten._to_copy": _cast,
+    "aten.copy_": _into,
+    "aten.cat": _join,
+    "aten.stack": _join,
+    "aten.where": _mask,
+}
+
+
+def _inner(sig: Signature, on_gpu: bool) -> tuple[Copy, ...]:
+    """Copies inside the call's kernel, without those that only a CPU's makes where the tape is a GPU's."""
+    return tuple(
+        Copy(copy.kind, copy.bytes, copy.bytes, copy.reason, copy.instead)
+        for copy in inner_copies.copies_of(sig)
+        if not (on_gpu and copy.cpu_only)
+    )
 
 
 def is_contiguous(meta: TensorMeta) -> bool:
     """Whether the elements lie in the order of the shape, without gaps (axes of size 1 do not matter)."""
-    wanted = contiguous_strides(meta.shape)
-    return all(n == 1 or s == w for n, s, w in zip(meta.shape, meta.stride, wanted, strict=False))
+    return lies_contiguous(meta.shape, meta.stride)
+
+
+def kernels(tape: Tape) -> Iterator[tuple[str, int, str, int]]:
+    """Copy kernels as (operator of the tape, bytes written, kind, 1), for comparison with a profiler."""
+    for call, copy in copies(tape):
+        if copy.kernel:
+            yield tape.signatures[call.signature].op, copy.bytes, copy.kind, 1

@@ -164,7 +164,7 @@ def _promoted(sig: Signature, operands: Sequence[object], to_float: bool = False
         elif _OF_PYTHON[type(operand)] != common:
             copies.append(
                 InnerCopy(
-                    "scalar", (), common, f"the number {operand} becomes a {common} tensor", cpu_only=True
+                    "scalar", (), common, f"a number becomes a {common} tensor", cpu_only=True
                 )
             )
     for index in sig.writes:
