@@ -6,6 +6,7 @@ Source: https://docs.pytorch.org/docs/stable/checkpoint.html
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -50,8 +51,16 @@ def apply_recompute(model: nn.Module, recompute: str | Callable[[str], bool]) ->
             )
     else:
         chosen = blocks_of(model)
+    _without_cache(model)
     for module in chosen:
         _wrap(module, selective=recompute == "selective")
+
+
+def _without_cache(model: nn.Module) -> None:
+    """A cache of keys and values grows when a block is run again, so models that keep one switch it off
+    under checkpointing (transformers does, with a warning)."""
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        model.forward = partial(model.forward, use_cache=False)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
