@@ -50,5 +50,3 @@ def settings(data: Path, tmp_path: Path) -> Callable[..., dict[str, Any]]:
         }  # fmt: skip
 
     return make
-
-

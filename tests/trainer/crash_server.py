@@ -81,7 +81,11 @@ def start(request: dict, rank: int, port: int) -> int:
     ranks = request.get("ranks", 1)
     if ranks > 1:
         os.environ.update(
-            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(ranks),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
         )
     status = 3
     try:

@@ -24,8 +24,8 @@ TWO = {"microbatches": 4, "steps": 6, "decay_steps": 6}
 def alone(server: Server, data: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run of one process."""
     out = str(tmp_path_factory.mktemp("alone") / "run")
-    config = {"data": str(data), "out": out, "batch": 2, "seq": 16, "checkpoint_every": 3, "evaluate_batches": 2,
-              "warmup_steps": 4, "dropout": 0.1, "seed": 7, **TWO}  # fmt: skip
+    config = {"data": str(data), "out": out, "batch": 2, "seq": 16, "checkpoint_every": 3,
+              "evaluate_batches": 2, "warmup_steps": 4, "dropout": 0.1, "seed": 7, **TWO}  # fmt: skip
     assert server.train(config) == 0
     return out
 
@@ -53,7 +53,9 @@ def test_two_processes_equal_one(shard: str, alone: str, settings: Make, server:
     assert_same_run(alone, config["out"])
 
 
-@pytest.mark.parametrize(("before", "after", "shard"), [(2, 1, "ddp"), (1, 2, "ddp"), (2, 1, "fsdp"), (1, 2, "fsdp")])
+@pytest.mark.parametrize(
+    ("before", "after", "shard"), [(2, 1, "ddp"), (1, 2, "ddp"), (2, 1, "fsdp"), (1, 2, "fsdp")]
+)
 def test_a_run_goes_on_with_another_number_of_processes(
     before: int, after: int, shard: str, alone: str, settings: Make, server: Server
 ) -> None:

@@ -131,7 +131,7 @@ def step_text(moment: Moment) -> str:
 
 
 def _beside(measured, expected, text) -> str:  # type: ignore[no-untyped-def]
-    """"12 (predicted 13)"; a dash where nobody knows."""
+    """What was measured and, in brackets, predicted; a dash where nobody knows."""
     shown = "-" if measured is None else text(measured)
     return f"{shown} (predicted {'-' if expected is None else text(expected)})"
 

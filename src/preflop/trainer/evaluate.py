@@ -11,7 +11,9 @@ from preflop.trainer.step import Observer, Training, autocast
 
 
 @torch.no_grad()
-def evaluate(run: Training, windows: Windows, batch: int, batches: int, step: int, observe: Observer) -> float:
+def evaluate(
+    run: Training, windows: Windows, batch: int, batches: int, step: int, observe: Observer
+) -> float:
     """Mean loss per token over up to `batches` batches, dealt out to the processes. Nothing else changes."""
     chosen = validation_batches(windows, batch, batches)
     sums = torch.zeros(2, dtype=torch.float64)

@@ -237,10 +237,12 @@ class _Run:
         self.fingerprint = state.model_fingerprint(model)
         wrapped = distribute(model.to(self.device), config.shard, self.processes, self.device)
         if precision.scaled and config.shard == "fsdp" and self.processes.ranks > 1:
-            raise BadSubject("fp16-mixed needs one loss scale in all processes.\n  Use --shard ddp, or bf16-mixed.")
+            raise BadSubject(
+                "fp16-mixed needs one loss scale in all processes.\n  Use --shard ddp, or bf16-mixed."
+            )
         if precision.parameter_dtype == "bfloat16" and config.microbatches > self.processes.ranks:
             self.display.say(
-                "Gradients are kept in bf16, and small ones are lost when microbatches add up (1 + 256 is 256): "
+                "Gradients are kept in bf16, and small ones are lost when microbatches add up: "
                 "bf16-mixed adds them up in fp32."
             )
         optimizer = make_optimizer(wrapped.parameters(), config)
@@ -275,7 +277,9 @@ class _Run:
             ranks=self.processes.ranks, workers=self.config.workers, pin=self.device.type == "cuda",
         )  # fmt: skip
         tokens = self.plan.step_samples * self.config.seq
-        self.meter = Meter(self.account, tokens=tokens, devices=self.processes.ranks, warmup_steps=_MEASURED_STEP)
+        self.meter = Meter(
+            self.account, tokens=tokens, devices=self.processes.ranks, warmup_steps=_MEASURED_STEP
+        )
         self.training.model.train()
         self.meter.start()
         outcome: StepOutcome | None = None
@@ -339,7 +343,12 @@ class _Run:
             return None
         with self.meter.paused("evaluation"):
             loss = evaluate(
-                self.training, self.validation, self.config.batch, self.config.evaluate_batches, step, self.observe
+                self.training,
+                self.validation,
+                self.config.batch,
+                self.config.evaluate_batches,
+                step,
+                self.observe,
             )
         self.last_validation = loss
         return loss
@@ -420,9 +429,10 @@ class _Run:
             self.checkpoints.save(self.progress.step, Snapshot(tensors, self._state(), randomness.capture()))
 
     def _stopped(self, why: str) -> TrainingStopped:
+        folder = self.checkpoints.folder
         return TrainingStopped(
             f"stopped at step {self.progress.step}: {why}.\n"
-            f"  Nothing was saved after it went wrong: the checkpoints in {self.checkpoints.folder} are good.\n"
+            f"  Nothing was saved after it went wrong: the checkpoints in {folder} are good.\n"
             "  Go on from the last with a lower --learning-rate, or in fp32 or bf16-mixed, and --resume."
         )
 
@@ -478,15 +488,15 @@ class _Run:
         for what, mine in (("model", self.fingerprint), ("data", self.data.fingerprint)):
             if saved[what] != mine:
                 raise PreflopError(
-                    f"{path} was made with other {'data' if what == 'data' else 'parameters: another model'}.\n"
+                    f"{path} was made with {'other data' if what == 'data' else 'another model'}.\n"
                     "  Resume with what the run began with, or start anew with another --out."
                 )
         for one in differing.allowed:
             self.display.say(f"Changed since the checkpoint: {one.key} was {one.before} and is {one.now}.")
         if saved["threads"] != torch.get_num_threads() or saved["ranks"] != self.processes.ranks:
             self.display.say(
-                f"The checkpoint was made by {saved['ranks']} processes of {saved['threads']} threads, and this is "
-                f"{self.processes.ranks} of {torch.get_num_threads()}: sums may round otherwise."
+                f"The checkpoint was made by {saved['ranks']} processes of {saved['threads']} threads, "
+                f"here are {self.processes.ranks} of {torch.get_num_threads()}: sums may round otherwise."
             )
 
     def _load(self, path: Path, saved: dict[str, Any]) -> None:
@@ -517,5 +527,7 @@ def _summary(result: Result, *, saved: bool) -> str:
         parts.append(f"{result.skipped} steps skipped (gradients not finite)")
     if result.reading.tokens_per_s is not None:
         parts.append(str(result.reading))
-    parts.append("saved; go on with --resume" if result.stopped_by and saved else "saved" if saved else "not saved")
+    parts.append(
+        "saved; go on with --resume" if result.stopped_by and saved else "saved" if saved else "not saved"
+    )
     return ", ".join(parts) + "."

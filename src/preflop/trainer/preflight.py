@@ -120,8 +120,8 @@ def check_room(found: Room, *, force: bool) -> None:
     if not found.fits and not force:
         raise DoesNotFit(
             f"the run does not fit: a step needs {bytes_text(found.needed_bytes)}, and {found.where}.\n"
-            "  Use a smaller --batch or --seq (with more --microbatches), --recompute block, or start all the "
-            "same with --force."
+            "  Use a smaller --batch or --seq (with more --microbatches), --recompute block, or start "
+            "all the same with --force."
         )
 
 

@@ -47,7 +47,11 @@ class Processes:
 
     def total(self, count: int) -> int:
         """The sum of a count over all processes."""
-        return count if self.ranks == 1 else int(self.sum(torch.tensor(float(count), dtype=torch.float64)).item())
+        return (
+            count
+            if self.ranks == 1
+            else int(self.sum(torch.tensor(float(count), dtype=torch.float64)).item())
+        )
 
     def sum(self, value: torch.Tensor, group: Any = None) -> torch.Tensor:
         """The sum of a tensor over all processes."""
@@ -131,4 +135,3 @@ def reshard(model: nn.Module) -> None:
 def unwrapped(model: nn.Module) -> nn.Module:
     """The module inside of DDP."""
     return model.module if isinstance(model, DistributedDataParallel) else model
-

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +25,9 @@ def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
             if isinstance(value, torch.Tensor):
                 found[f"optimizer/{key}/{name}"] = value
             elif value is not None:
-                raise BadFile(f"{type(optimizer).__name__} keeps {key} as {type(value).__name__}, not as a tensor.")
+                raise BadFile(
+                    f"{type(optimizer).__name__} keeps {key} as {type(value).__name__}, not as a tensor."
+                )
     return found
 
 
@@ -62,7 +63,9 @@ def room_for(
         if kind == "optimizer":
             key, _, parameter_name = rest.partition("/")
             if parameter_name not in parameters:
-                raise BadFile(f"the checkpoint has an optimizer state of {parameter_name}, which no model here has.")
+                raise BadFile(
+                    f"the checkpoint has an optimizer state of {parameter_name}, which no model here has."
+                )
             into[name] = _like(parameters[parameter_name], key, shape, dtype, optimizer)
     return into
 
@@ -97,7 +100,7 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of parameters, buffers and optimizer states in this process: what a step finds, each storage once."""
+    """Bytes of parameters, buffers and states in this process: what a step finds, each storage once."""
     storages = [local_part(tensor).untyped_storage() for tensor in tensors_of(model, optimizer).values()]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
