@@ -7,6 +7,7 @@ optimizers around torch's own: they train, and are recorded like any other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,11 +26,12 @@ def build_optimizer(
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     if not trainable:
         return None
-    if not isinstance(subject.optimizer, OptimizerSpec):
-        return _users_optimizer(subject.optimizer, trainable)
     spec = subject.optimizer
-    make = maker(spec, subject.device)
-    if spec.matrices_only and any(parameter.ndim != 2 for parameter in trainable):
+    if isinstance(spec, OptimizerSpec):
+        make = maker(spec, subject.device)
+    else:
+        make = partial(_users_optimizer, spec)
+    if isinstance(spec, OptimizerSpec) and spec.matrices_only and any(parameter.ndim != 2 for parameter in trainable):
         raise BadSubject(
             f"{spec.name} takes matrices only, and this model has other parameters (biases, norms).\n"
             "  Give optimizer= a callable that gives the matrices to it and the rest to AdamW."
