@@ -86,6 +86,24 @@ def read_share(text: str, what: str) -> float:
     return share
 
 
+def read_percent(text: str, what: str) -> float:
+    """A share written as "1%" or 0.01: from 0 to 1.
+
+    >>> read_percent("1%", "--fail-over"), read_percent("0.01", "--fail-over")
+    (0.01, 0.01)
+
+    Raises:
+        BadNumber: not a number, or outside of 0 to 1.
+    """
+    written = text.strip()
+    percent = written.endswith("%")
+    number = read_number(written[:-1] if percent else written, what)
+    share = float(number) / 100 if percent else float(number)
+    if not 0 <= share <= 1:
+        raise _bad(what, text, "a share from 0 to 1, or from 0% to 100%")
+    return share
+
+
 def read_sizes(words: Iterable[str]) -> dict[str, int]:
     """Sizes of named axes as people type them.
 

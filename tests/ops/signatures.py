@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from preflop.ledgers.copies import contiguous_strides
+from preflop.strides import contiguous_strides
 from preflop.tape.events import Call, Phase, Ref, Role, Signature, Storage, Tape, TensorMeta
 
 

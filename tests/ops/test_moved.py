@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflop.ledgers.copies import contiguous_strides
+from preflop.strides import contiguous_strides
 from preflop.ops.moved import distinct_bytes, union_bytes
 from preflop.ops.pricing import moved
 from preflop.ops.registry import Moved

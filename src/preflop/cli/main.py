@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("train", "Train: priced first, measured beside the price, saved so that it can go on."),
     "models": ("models", "The models Preflop knows by name."),
     "hardware": ("hardware", "The devices Preflop knows, with a source for each figure."),
+    "copies": ("copies", "Every copy a step makes without being asked: line, why, bytes, what instead."),
     "einsum": ("einsum", "Price an expression over named axes, forward and backward."),
     "dtypes": ("dtypes", "What each number format holds, and what a value becomes in it."),
 }

@@ -19,8 +19,7 @@ from preflop.ledgers.tally import dtypes
 from preflop.ops import inner_copies
 from preflop.ops.arguments import keyword, result
 from preflop.ops.moved import distinct_bytes
-from preflop.strides import contiguous_strides as contiguous_strides
-from preflop.strides import is_permuted, lies_contiguous, repeats
+from preflop.strides import is_permuted, repeats
 from preflop.tape.events import Call, Phase, Role, Signature, Storage, Tape, TensorMeta
 
 _CLONES = {"aten.clone", "aten._reshape_copy", "aten.contiguous"}
@@ -189,9 +188,7 @@ def _what_for(context: Context, kind: str) -> str:
     return "is copied as it lies" if kind in (ASKED, "gradient", "optimizer") else "is not contiguous"
 
 
-def _why_cloned(
-    sig: Signature, source: TensorMeta, phase: Phase, context: Context
-) -> tuple[str, str | None]:
+def _why_cloned(sig: Signature, source: TensorMeta, phase: Phase, context: Context) -> tuple[str, str | None]:
     asked = sig.op == "aten.clone" and keyword(sig, "memory_format") is None
     if asked or (sig.op == "aten.clone" and keyword(sig, "memory_format") == "torch.preserve_format"):
         return _asked(phase)
@@ -223,13 +220,16 @@ _GROUPS = (
     "product's rows"
 )
 _LAYOUT = (
-    "bring the operand's leading axes together once (for heads: lay out as (batch, head, position, width)), "
-    "or use scaled_dot_product_attention, which takes strides"
+    "use scaled_dot_product_attention, which takes strides; else lay the operand out once with the product's "
+    "batch axes outermost"
 )
-_AS_IT_IS = "leave the call out: matmul, einsum, attention and element-wise operators take strides"
+_AS_IT_IS = (
+    "leave the call out where the next operator takes strides (bmm, attention, element-wise); else have the "
+    "tensor written in this order"
+)
 _ORDER = (
-    "contract the axes where they are instead of merging them: torch.einsum('b h s d, h d e -> b s e' with "
-    "the weight viewed as (h, d, e)), or write the result in this order"
+    "have it written in this order: scaled_dot_product_attention lays its result out as (batch, position, "
+    "head, width), so that merging the heads is a view, and so is splitting them"
 )
 _SHIFT = (
     "do not cut the large tensor: shift the small one (labels padded with the index that the loss ignores) "
@@ -246,6 +246,8 @@ def _cast(sig: Signature, phase: Phase, context: Context) -> Copy:
         kind = "mask" if source.dtype == "bool" else "cast"
         what = _cast_what(source, context)
         reason = f"{what}{source.shape}: {source.dtype} becomes {made.dtype}"
+        if phase is Phase.BACKWARD:
+            return Copy(kind, made.bytes, read, f"{reason} (the gradient of a cast)", None)
         return Copy(kind, made.bytes, read, reason, _cast_instead(source, made, context))
     if source.device != made.device:
         return Copy("move", made.bytes, read, f"{source.shape}: {source.device} to {made.device}", _PINNED)
@@ -278,7 +280,9 @@ def _into(sig: Signature, phase: Phase, context: Context) -> Copy | None:
     target, source = sig.inputs[0], sig.inputs[1]
     read = distinct_bytes(source)
     if target.device != source.device:
-        return Copy("move", target.bytes, read, f"{source.shape}: {source.device} to {target.device}", _PINNED)
+        return Copy(
+            "move", target.bytes, read, f"{source.shape}: {source.device} to {target.device}", _PINNED
+        )
     if phase is Phase.OPTIMIZER:
         reason = f"{source.shape}: {source.dtype} is written into {target.dtype}"
         return Copy("optimizer", target.bytes, read, reason, None)
@@ -343,11 +347,6 @@ def _inner(sig: Signature, on_gpu: bool) -> tuple[Copy, ...]:
         for copy in inner_copies.copies_of(sig)
         if not (on_gpu and copy.cpu_only)
     )
-
-
-def is_contiguous(meta: TensorMeta) -> bool:
-    """Whether the elements lie in the order of the shape, without gaps (axes of size 1 do not matter)."""
-    return lies_contiguous(meta.shape, meta.stride)
 
 
 def kernels(tape: Tape) -> Iterator[tuple[str, int, str, int]]:

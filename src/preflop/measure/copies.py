@@ -85,8 +85,7 @@ def copies_by_call(run: Callable[[], Any]) -> list[CallCopies]:
         if labels:
             inside.setdefault(int(labels[-1].removeprefix(LABEL)), []).append(kernel)
     return [
-        CallCopies(signature, tuple(inside.get(index, ())))
-        for index, (signature, _) in enumerate(mode.seen)
+        CallCopies(signature, tuple(inside.get(index, ()))) for index, (signature, _) in enumerate(mode.seen)
     ]
 
 

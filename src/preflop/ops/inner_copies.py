@@ -163,9 +163,7 @@ def _promoted(sig: Signature, operands: Sequence[object], to_float: bool = False
                 copies.append(_cast(operand, common, sig.op))
         elif _OF_PYTHON[type(operand)] != common:
             copies.append(
-                InnerCopy(
-                    "scalar", (), common, f"a number becomes a {common} tensor", cpu_only=True
-                )
+                InnerCopy("scalar", (), common, f"a number becomes a {common} tensor", cpu_only=True)
             )
     for index in sig.writes:
         target = sig.inputs[index]
