@@ -13,6 +13,10 @@ from preflop.tape.stack import Refused
 from preflop.transforms.depth import deepen
 
 
+PERIODS = (1, 2)
+"""Blocks per repetition that are tried: blocks that look alike may be treated alike in pairs only."""
+
+
 def tape_of(subject: Subject) -> Tape:
     """The tape of two optimizer steps: folded where the blocks are proved to repeat, else in full.
 
@@ -21,16 +25,19 @@ def tape_of(subject: Subject) -> Tape:
     Raises:
         PreflopError: the subject cannot be built or run.
     """
-    try:
-        cut = record_cut(subject)
-    except PreflopError:
-        # It may only be the cut model that does not run; if not, this raises the user's error.
-        return record_subject(subject)
-    try:
-        tape = unfold(cut)
-    except Refused as refused:
-        tape = record_subject(subject)
-        tape.assumptions.append(f"recorded in full, not folded: {refused}")
+    refused: Refused | None = None
+    for period in PERIODS:
+        try:
+            cut = record_cut(subject, period)
+        except PreflopError:
+            # It may only be the cut model that does not run; if not, the next line raises the error.
+            return record_subject(subject)
+        try:
+            return unfold(cut)
+        except Refused as reason:
+            refused = refused or reason
+    tape = record_subject(subject)
+    tape.assumptions.append(f"recorded in full, not folded: {refused}")
     return tape
 
 

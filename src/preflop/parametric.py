@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from preflop.folding import PERIODS, unfold
 from preflop.record.subject_tape import CutTape, record_cut
 from preflop.subject import Subject
-from preflop.tape.events import Tape
 from preflop.tape.sizes import Domain, NotPolynomial, ParametricTape, Sample, agrees, fit
-from preflop.transforms.depth import deepen
+from preflop.tape.stack import Refused
 
 SubjectAt = Callable[[int, "int | None"], Subject]
 
@@ -59,9 +59,23 @@ class _Probe:
         self.subject_at = subject_at
         self.after, self.most_seq = after, most_seq
         self.unit = _unit(after, most_seq) if has_sequence else None
+        self.period = self._find_period()
 
     def record(self, batch: int, seq: int | None) -> CutTape:
-        return record_cut(self.subject_at(batch, seq))
+        return record_cut(self.subject_at(batch, seq), self.period)
+
+    def _find_period(self) -> int:
+        """Blocks per repetition for which the fold holds; raises `Refused` where none does."""
+        for period in PERIODS:
+            self.period = period
+            try:
+                unfold(self.record(2, self.length(1)))
+            except Refused:
+                if period == PERIODS[-1]:
+                    raise
+            else:
+                return period
+        raise AssertionError("unreachable")
 
     def length(self, units: int, extra: int = 0) -> int | None:
         return None if self.unit is None else self.after + units * self.unit + extra
@@ -74,7 +88,6 @@ class _Probe:
         if any(cut.stacks != first.stacks for cut in cuts.values()):
             raise NotPolynomial("the model folds otherwise at another size")
         tape = fit([Sample(*size, cut.tape) for size, cut in cuts.items()], first.stacks)
-        _unfolds(first)
         one = batches == (1,)
 
         def holds(batch: int, seq: int | None) -> bool:
@@ -101,10 +114,3 @@ def _unit(after: int, most_seq: int | None) -> int:
     if unit < _LEAST_UNIT:
         raise NotPolynomial(f"sequences up to {most_seq} are too short to fit")
     return unit
-
-
-def _unfolds(cut: CutTape) -> None:
-    """The fold must hold; raises `Refused` where it does not."""
-    whole: Tape = cut.tape
-    for stack in cut.stacks:
-        whole = deepen(whole, stack)

@@ -19,6 +19,22 @@ from preflop.record.fake import FakeKernels
 
 aten = torch.ops.aten
 
+IN_PLACE_ON_REAL = {
+    aten.index_put.default: aten.index_put_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.index_fill.int_Tensor: aten.index_fill_.int_Tensor,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.scatter.src: aten.scatter_.src,
+    aten.masked_scatter.default: aten.masked_scatter_.default,
+    aten.put.default: aten.put_.default,
+}
+"""Backward formulas make zeros and write into them: in place, but out of place for subclasses.
+
+Source: `areAnyTensorSubclassLike` in torch/csrc/autograd/FunctionsManual.cpp (index_backward,
+value_selecting_reduction_backward, masked_select, take, trace) and in native/TensorAdvancedIndexing.cpp
+(gather_backward, index_select_backward).
+"""
+
 
 def references(tensor: torch.Tensor) -> tuple[int, int]:
     """How often the tensor and its storage are held, as seen from inside a dispatch."""

@@ -44,8 +44,12 @@ def find_stacks(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return found
 
 
-def cut(model: nn.Module) -> tuple[list[Fold], list[str]]:
+def cut(model: nn.Module, least_period: int = 1) -> tuple[list[Fold], list[str]]:
     """Cut every foldable stack of the model down to what is recorded.
+
+    Args:
+        least_period: blocks per repetition at least. Blocks that look alike may still be given different
+            things by the model (every other one a window): what repeats then is a pair.
 
     Returns:
         The folds, and for each stack that is left whole the reason.
@@ -55,7 +59,7 @@ def cut(model: nn.Module) -> tuple[list[Fold], list[str]]:
     shared = _shared_parameters(model)
     for path, container in find_stacks(model):
         try:
-            folds.append(_cut_one(path, container, shared))
+            folds.append(_cut_one(path, container, shared, least_period))
         except Refused as refused:
             reasons.append(f"{path or 'the model'}: {refused}")
     return folds, reasons
@@ -71,12 +75,12 @@ def restore(folds: list[Fold]) -> None:
         table.update(sorted(merged.items(), key=lambda item: int(item[0])))
 
 
-def _cut_one(path: str, container: nn.Module, shared: set[int]) -> Fold:
+def _cut_one(path: str, container: nn.Module, shared: set[int], least_period: int) -> Fold:
     blocks = list(container.named_children())
     if [name for name, _ in blocks] != [str(number) for number in range(len(blocks))]:
         raise Refused("its members have names of their own")
     kinds = [_structure(block, shared) for _, block in blocks]
-    first, count, period = _repetition(kinds)
+    first, count, period = _repetition(kinds, least_period)
     instances = count // period
     if instances < RECORDED + LEAST_SAVED:
         raise Refused("its blocks differ in class, parameters or attributes")
@@ -90,14 +94,14 @@ def _cut_one(path: str, container: nn.Module, shared: set[int]) -> Fold:
     return Fold(Stack(path, first, period, instances), container, left_out)
 
 
-def _repetition(kinds: list[Any]) -> tuple[int, int, int]:
+def _repetition(kinds: list[Any], least_period: int = 1) -> tuple[int, int, int]:
     """(first, count, period) of the longest periodic end of the list, shortest period first.
 
     >>> _repetition(list("xababab"))
     (1, 6, 2)
     """
     best = (0, 0, 1)
-    for period in range(1, 9):
+    for period in range(least_period, 9):
         start = len(kinds)
         while start > 0 and (
             len(kinds) - start < period or kinds[start - 1] == kinds[start - 1 + period]

@@ -185,6 +185,8 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is _ADD and not torch.is_grad_enabled() and self._engine_adds(args):
             func = _ADD_IN_PLACE
+        if func in engine.IN_PLACE_ON_REAL and self._fills_own_zeros(args):
+            func = engine.IN_PLACE_ON_REAL[func]
         if not isinstance(func, torch._ops.OpOverload):
             return self._higher_order(func, args, kwargs)
         if func.namespace == "profiler":
@@ -239,6 +241,13 @@ class Recorder(TorchDispatchMode):
             return False
         maker = self._made_by.get(self.table.known(args[0]))
         return maker != node._sequence_nr() and engine.adds_in_place(*args)
+
+    def _fills_own_zeros(self, args: tuple[Any, ...]) -> bool:
+        """Whether a node's formula writes into zeros that it has just made (see `engine`)."""
+        node = torch._C._current_autograd_node()
+        if node is None or torch.is_grad_enabled() or not self.origins.in_engine():
+            return False
+        return self._made_by.get(self.table.known(args[0])) == node._sequence_nr()
 
     def _is_composite(self, func: Any) -> bool:
         known = self._composite.get(func)

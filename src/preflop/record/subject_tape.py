@@ -43,29 +43,32 @@ class CutTape:
     """Why a stack was left whole."""
 
 
-def record_cut(subject: Subject) -> CutTape:
+def record_cut(subject: Subject, least_period: int = 1) -> CutTape:
     """As `record_subject`, of the model with each stack of equal blocks cut down to a few.
+
+    Args:
+        least_period: see `fold.cut`.
 
     Raises:
         PreflopError: as `record_subject`; also where only the cut model does not run.
     """
     folds: list[Fold] = []
     reasons: list[str] = []
-    tape = _record(subject, folds, reasons, cut_stacks=True)
+    tape = _record(subject, folds, reasons, least_period=least_period)
     return CutTape(tape, tuple(fold.stack for fold in folds), tuple(reasons))
 
 
 def _record(
-    subject: Subject, folds: list[Fold], reasons: list[str], *, cut_stacks: bool = False
+    subject: Subject, folds: list[Fold], reasons: list[str], *, least_period: int | None = None
 ) -> Tape:
-    """One recording. With `cut_stacks`, what was cut and why something was not go into the lists."""
+    """One recording. With `least_period`, stacks are cut: what was cut and why something was not go into the lists."""
     recorder = Recorder()
     with recorder:
         recorder.recording = False
         model = prepare.fake_model(subject, recorder)
         apply_recompute(model, subject.recompute)
-        if cut_stacks:
-            cut_down, left = cut(model)
+        if least_period is not None:
+            cut_down, left = cut(model, least_period)
             folds.extend(cut_down)
             reasons.extend(left)
         batch = prepare.fake_batch(subject, recorder.kernels)
