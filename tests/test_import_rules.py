@@ -64,6 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Where recording meets the transforms: one block of a stack repeated, a few sizes fitted.
     "folding": {"subject", "record", "tape", "transforms"},
     "parametric": {"subject", "record", "tape", "transforms"},
+    "choosing": {"subject", "models", "plan", "tape", "tapes", "parametric"},
     "tapes": FACTS | {"subject", "tape", "transforms", "models", "hardware", "record", "parametric"},
     "measure": COUNTS
     | FACTS
@@ -79,6 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "record",
         "folding",
         "tapes",
+        "choosing",
         "models",
         "measure",
         "accounting",

@@ -107,7 +107,7 @@ def fit(samples: Sequence[Sample], stacks: tuple[Stack, ...] = ()) -> Parametric
         NotPolynomial: the samples differ in more than sizes, or a size is no integer polynomial.
     """
     terms = _terms(samples)
-    inverse = _inverse([tuple(basis(s.batch, s.seq)[i] for i in terms) for s in samples])
+    inverse = invert([tuple(basis(s.batch, s.seq)[i] for i in terms) for s in samples])
     table: dict[Coefficients, int] = {}
     known: dict[tuple[int, ...], int] = {}
 
@@ -210,7 +210,7 @@ def _terms(samples: Sequence[Sample]) -> list[int]:
     return [0, 2, 4] if one_batch else list(range(len(BASIS)))
 
 
-def _inverse(rows: Sequence[tuple[int, ...]]) -> list[list[Fraction]]:
+def invert(rows: Sequence[tuple[int, ...]]) -> list[list[Fraction]]:
     """The inverse of a small integer matrix, exactly (Gauss-Jordan)."""
     size = len(rows)
     if any(len(row) != size for row in rows):
@@ -308,29 +308,7 @@ def concrete(
 ) -> Tape:
     """The tape with every symbol replaced by its value."""
     values = [value(coefficients, at) for coefficients in sizes]
-    metas: dict[TensorMeta, TensorMeta] = {}
-
-    def meta(symbolic: TensorMeta) -> TensorMeta:
-        if symbolic not in metas:
-            metas[symbolic] = TensorMeta(
-                tuple([values[i] for i in symbolic.shape]),
-                tuple([values[i] for i in symbolic.stride]),
-                values[symbolic.offset],
-                symbolic.dtype,
-                symbolic.device,
-            )
-        return metas[symbolic]
-
-    signatures = [
-        Signature(
-            s.op, s.overload, _number(s.args, values),
-            tuple((name, _number(v, values)) for name, v in s.kwargs),
-            tuple(meta(m) for m in s.inputs), tuple(meta(m) for m in s.outputs),
-            s.aliases, s.writes,
-            None if s.attended_pairs is None else values[s.attended_pairs],
-        )  # fmt: skip
-        for s in tape.signatures
-    ]
+    signatures = concrete_signatures(tape.signatures, values)
     storages = [
         Storage(values[s.bytes], s.dtype, tuple([values[i] for i in s.shape]), s.born, s.died, s.role,
                 s.name, s.call, s.device)
@@ -346,6 +324,33 @@ def concrete(
         subject=_resized(tape.subject, batch, seq),
         assumptions=list(tape.assumptions),
     )
+
+
+def concrete_signatures(symbolic: Sequence[Signature], values: Sequence[int]) -> list[Signature]:
+    """The signatures with every symbol replaced by its value."""
+    metas: dict[TensorMeta, TensorMeta] = {}
+
+    def meta(symbol: TensorMeta) -> TensorMeta:
+        if symbol not in metas:
+            metas[symbol] = TensorMeta(
+                tuple([values[i] for i in symbol.shape]),
+                tuple([values[i] for i in symbol.stride]),
+                values[symbol.offset],
+                symbol.dtype,
+                symbol.device,
+            )
+        return metas[symbol]
+
+    return [
+        Signature(
+            s.op, s.overload, _number(s.args, values),
+            tuple((name, _number(v, values)) for name, v in s.kwargs),
+            tuple(meta(m) for m in s.inputs), tuple(meta(m) for m in s.outputs),
+            s.aliases, s.writes,
+            None if s.attended_pairs is None else values[s.attended_pairs],
+        )
+        for s in symbolic
+    ]
 
 
 def _number(symbolic: Any, values: Sequence[int]) -> Any:

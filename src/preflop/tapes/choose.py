@@ -8,7 +8,8 @@ from preflop.hardware.catalog import find as find_device
 from preflop.optimizers import OptimizerSpec
 from preflop.subject import Subject
 from preflop.tape.events import Tape
-from preflop.tapes.store import OPTIMIZER, RECOMPUTE, Wanted, shipped_tape
+from preflop.tape.sizes import ParametricTape
+from preflop.tapes.store import OPTIMIZER, RECOMPUTE, Wanted, shipped_parametric, shipped_tape
 
 
 def shipped(subject: Subject) -> Tape | None:
@@ -22,6 +23,22 @@ def shipped(subject: Subject) -> Tape | None:
         batch=subject.batch_text,
     )  # fmt: skip
     return tape
+
+
+def shipped_at_any_size(subject: Subject) -> list[ParametricTape]:
+    """The shipped parametric tapes of the subject's step at any size; none where it must be recorded."""
+    wanted = _wanted(dataclasses.replace(subject, microbatches=1))
+    found = [] if wanted is None else shipped_parametric(wanted)
+    named = []
+    for parametric in found:
+        info = parametric.tape.subject
+        assert info is not None, "a shipped tape says what was recorded"
+        info = dataclasses.replace(
+            info, model=subject.name, precision=subject.precision.name, device=subject.device
+        )
+        tape = dataclasses.replace(parametric.tape, subject=info)
+        named.append(dataclasses.replace(parametric, tape=tape))
+    return named
 
 
 def _wanted(subject: Subject) -> Wanted | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+from collections.abc import Iterator
 from functools import lru_cache
 from importlib import resources
 from typing import Any
@@ -40,21 +41,31 @@ class Wanted:
 
 def shipped_tape(wanted: Wanted) -> Tape | None:
     """The tape of two AdamW steps, or None where none ships for it (then it is recorded)."""
-    precision = PRECISIONS.get(wanted.precision)
-    for entry in index():
-        if (entry["architecture"], entry["precision"]) != (wanted.architecture, precision):
+    for file, domain in _held(wanted):
+        if not domain.holds(wanted.batch, wanted.seq):
             continue
-        domain = entry["models"].get(wanted.model)
-        if domain is None or list(wanted.capability) not in entry["capabilities"]:
-            continue
-        if not Domain(**domain).holds(wanted.batch, wanted.seq):
-            continue
-        found = parametric(entry["file"], wanted.model)
+        found = parametric(file, wanted.model)
         tape = found.at(wanted.batch, wanted.seq)
         for stack in found.stacks:
             tape = deepen(tape, stack)
         return tape
     return None
+
+
+def shipped_parametric(wanted: Wanted) -> list[ParametricTape]:
+    """The shipped parametric tapes of the model, whatever the size: each with the domain it holds in."""
+    return [parametric(file, wanted.model) for file, _ in _held(wanted)]
+
+
+def _held(wanted: Wanted) -> Iterator[tuple[str, Domain]]:
+    """Data files that hold the model's tapes for the precision and device, and where each holds."""
+    precision = PRECISIONS.get(wanted.precision)
+    for entry in index():
+        if (entry["architecture"], entry["precision"]) != (wanted.architecture, precision):
+            continue
+        domain = entry["models"].get(wanted.model)
+        if domain is not None and list(wanted.capability) in entry["capabilities"]:
+            yield entry["file"], Domain(**domain)
 
 
 @lru_cache(maxsize=1)

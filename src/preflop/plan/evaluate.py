@@ -1,0 +1,535 @@
+"""Any size of a step from its parametric tape, by arithmetic alone: peak, FLOPs, bytes and time.
+
+The tape's stacks are unfolded once, with symbols for sizes. Bytes alive at a moment are then a
+polynomial in batch and sequence length, and so is what each call does and moves (`plan.prices`). Of the
+moments only those can be the peak that no other exceeds in every coefficient; a few dozen are left of
+a hundred thousand, so that a size costs a fraction of a millisecond.
+
+The figures equal those of the account of the concrete tape, to the byte and the FLOP.
+
+Accumulation: a tape of two microbatches gives any number of them. When the second ends, as many bytes
+of each role are alive as when it began; the loop runs the same code again on the same state, so each
+further microbatch repeats it and the peak stays. Where that does not hold, it is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from preflop.hardware.device import Device
+from preflop.ledgers.operators import shapes_text, starred
+from preflop.ledgers.tally import Origin, aliasing, dtypes, used_outputs
+from preflop.ops.moved import UNTOUCHED, is_view
+from preflop.ops.pricing import inside_bytes, moved, work
+from preflop.ops.registry import Kind, Work
+from preflop.plan.outcome import Outcome
+from preflop.plan.prices import Answer, Grid, Price, Rational, Total, grid
+from preflop.tape.events import Call, Phase, Signature, Tape
+from preflop.tape.sizes import BASIS, NotPolynomial, ParametricTape, basis, concrete
+from preflop.timing.row_times import RowRates, Seconds, row_rates, row_seconds
+from preflop.transforms.accumulation import accumulate
+from preflop.transforms.depth import deepen
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_MODEL_KINDS = frozenset({Kind.MATMUL, Kind.ATTENTION, Kind.CONVOLUTION})
+
+
+class Evaluator:
+    """One step, ready to be priced at any size of its domain and any number of microbatches."""
+
+    def __init__(self, parametric: ParametricTape) -> None:
+        """Takes the tape; what it makes of it is made when first asked for.
+
+        Args:
+            parametric: of a step of one microbatch, or of two (which gives two and more).
+        """
+        self.domain = parametric.domain
+        self._parametric = parametric
+        self._compiled: dict[int, _Compiled] = {}
+
+    def holds(self, batch: int, seq: int | None) -> bool:
+        """Whether the size is one that the tape was verified for."""
+        return self.domain.holds(batch, seq)
+
+    def evaluate(
+        self, batch: int, seq: int | None = None, *, microbatches: int = 1, device: Device | None = None
+    ) -> Outcome:
+        """What a step of that size costs.
+
+        Args:
+            batch: what one forward sees, as everywhere.
+            device: whose rates give the time; None: no time.
+
+        Raises:
+            NotPolynomial: the size is outside of what was verified.
+            Refused: the stacks do not unfold, or something is kept from one microbatch to the next.
+        """
+        if not self.holds(batch, seq):
+            raise NotPolynomial(f"batch {batch}, sequence {seq} is outside of what was verified")
+        recorded = 1 if microbatches == 1 else 2
+        if recorded not in self._compiled:
+            self._compiled[recorded] = _Compiled(self._parametric, recorded)
+        return self._compiled[recorded].evaluate(batch, seq, microbatches, device)
+
+
+class _Compiled:
+    """One step of one or two microbatches as arrays."""
+
+    def __init__(self, parametric: ParametricTape, microbatches: int) -> None:
+        import numpy as np
+
+        tape, sizes = _canonical(parametric)
+        for stack in parametric.stacks:
+            tape = deepen(tape, stack)
+        if tape.subject is not None and tape.subject.microbatches != microbatches:
+            # The scalar that divides the loss is then no symbol; no price reads it.
+            tape = accumulate(tape, microbatches=microbatches)
+        self.recorded = microbatches
+        self.tf32 = tape.subject is not None and tape.subject.precision == "tf32"
+        self._sizes = np.array(sizes, np.int64)
+        prices = grid(tape.signatures, tuple(sizes), parametric.domain)
+        self._moments = _Moments(tape, self._sizes, prices)
+        repeated = self._moments.repeated(tape) if microbatches == 2 else (0, -1)
+        self._work = _Steps(tape, self._sizes, prices, repeated)
+        self._rates: dict[str, RowRates] = {}
+
+    def evaluate(self, batch: int, seq: int | None, microbatches: int, device: Device | None) -> Outcome:
+        at = basis(batch, seq)
+        values: list[int] = (self._sizes @ at).tolist()
+        peak_bytes, peak_phase = self._moments.peak(at, values)
+        totals, rows = self._work.at(at, values, microbatches - self.recorded)
+        seconds = Seconds(None, None, None)
+        if device is not None:
+            seconds = row_seconds(self._rates_on(device), *rows)
+        return Outcome(
+            peak_bytes=peak_bytes, peak_phase=peak_phase, flops_model=totals["model"],
+            flops_hardware=totals["hardware"], flops_total=totals["flops"], read_bytes=totals["read"],
+            write_bytes=totals["write"], lower_s=seconds.lower_s, expected_s=seconds.expected_s,
+            upper_s=seconds.upper_s, tokens=None if seq is None else batch * seq * microbatches,
+            samples=batch * microbatches,
+        )  # fmt: skip
+
+    def _rates_on(self, device: Device) -> RowRates:
+        if device.id not in self._rates:
+            self._rates[device.id] = row_rates(self._work.kinds, self._work.dtypes, device, tf32=self.tf32)
+        return self._rates[device.id]
+
+
+def _canonical(parametric: ParametricTape) -> tuple[Tape, list[tuple[int, ...]]]:
+    """The symbolic tape with one symbol for each polynomial (models that share a tape may have several)."""
+    table: dict[tuple[int, ...], int] = {}
+    padded = [row + (0,) * (len(BASIS) - len(row)) for row in parametric.sizes]
+    symbols = [(table.setdefault(row, len(table)),) for row in padded]
+    tape = concrete(parametric.tape, symbols, (1,), 1, None)
+    tape.subject = parametric.tape.subject
+    return tape, list(table)
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+class _Moments:
+    """The moments of the steady step that can be its peak."""
+
+    def __init__(self, tape: Tape, sizes: np.ndarray, prices: Grid) -> None:
+        import numpy as np
+
+        self._bytes = sizes
+        self.first, self.last = _window(tape)
+        alive = self._alive(tape)
+        inside = alive[self.first : self.last + 1]
+        ticks = _unexceeded(inside)
+        self._plain = inside[ticks]
+        calls = np.array([call.tick for call in tape.calls], np.int64)
+        where = calls.searchsorted(ticks + self.first).clip(max=len(calls) - 1)
+        self._phases = [tape.calls[index].phase.value for index in where.tolist()]
+        self._inside(tape, alive, prices)
+
+    def _alive(self, tape: Tape) -> np.ndarray:
+        """Bytes alive at each tick, ticks x coefficients."""
+        return self._alive_of(tape, range(len(tape.storages)))
+
+    def _alive_of(self, tape: Tape, which: Iterable[int]) -> np.ndarray:
+        import numpy as np
+
+        storages = [tape.storages[index] for index in which]
+        last = max(self.last, tape.calls[-1].tick, *[s.died or s.born for s in tape.storages])
+        change = np.zeros((last + 2, len(BASIS)), np.int64)
+        sizes = self._bytes[[storage.bytes for storage in storages]]
+        np.add.at(change, [storage.born for storage in storages], sizes)
+        died = [last + 1 if storage.died is None else storage.died for storage in storages]
+        np.subtract.at(change, died, sizes)
+        return change.cumsum(axis=0)
+
+    def _inside(self, tape: Tape, alive: np.ndarray, prices: Grid) -> None:
+        """Moments at which a kernel takes memory inside itself."""
+        import numpy as np
+
+        self._fixed: list[tuple[int, np.ndarray, str]] = []
+        self._asked: list[tuple[np.ndarray, list[int], Price, str]] = []
+        by_signature: dict[tuple[int, str], list[int]] = {}
+        for call in tape.calls:
+            if self.first <= call.tick <= self.last:
+                by_signature.setdefault((call.signature, call.phase.value), []).append(call.tick)
+        known = _workspaces(tape, prices, {signature for signature, _ in by_signature})
+        for (signature, phase), ticks in by_signature.items():
+            price = known.get(signature)
+            if price is None:
+                continue
+            rows = alive[ticks]
+            kept = _unexceeded(rows)
+            at = [ticks[index] for index in kept.tolist()]
+            if price.polynomials:
+                extra = _whole(price.polynomials[0])
+                self._fixed.extend((tick, alive[tick] + extra, phase) for tick in at)
+            else:
+                self._asked.append((rows[kept], at, price, phase))
+        self._fixed.sort(key=lambda moment: moment[0])
+        self._fixed_rows = np.array([row for _, row, _ in self._fixed], np.int64).reshape(-1, len(BASIS))
+
+    def peak(self, at: Sequence[int], values: Sequence[int]) -> tuple[int, str]:
+        """Bytes of the peak and the phase it lies in."""
+        plain = self._plain @ at
+        index = int(plain.argmax())
+        best, phase = int(plain[index]), self._phases[index]
+        found: list[tuple[int, int, str]] = []
+        if len(self._fixed_rows):
+            fixed = self._fixed_rows @ at
+            index = int(fixed.argmax())
+            found.append((int(fixed[index]), -self._fixed[index][0], self._fixed[index][2]))
+        for rows, ticks, price, where in self._asked:
+            (extra,) = price.at(values)
+            if extra <= 0:
+                continue
+            alive = rows @ at
+            index = int(alive.argmax())
+            found.append((int(alive[index]) + extra, -ticks[index], where))
+        most = max(found, default=(0, 0, ""))
+        return (most[0], most[2]) if most[0] > best else (best, phase)
+
+    def repeated(self, tape: Tape) -> tuple[int, int]:
+        """First and last tick of what each further microbatch repeats.
+
+        Raises:
+            NotPolynomial: the second microbatch does not end with what it began with.
+        """
+        last = tape.steps - 1
+        ends = {m.microbatch: m.tick for m in tape.marks if m.name == "backward_end" and m.step == last}
+        if set(ends) != {0, 1}:
+            raise NotPolynomial("the step's two microbatches are not marked")
+        for role in {storage.role for storage in tape.storages}:
+            alive = self._alive_of(tape, [i for i, s in enumerate(tape.storages) if s.role is role])
+            if (alive[ends[0]] != alive[ends[1]]).any():
+                raise NotPolynomial(f"the second microbatch leaves other {role.value} bytes than the first")
+        return ends[0] + 1, ends[1]
+
+
+def _window(tape: Tape) -> tuple[int, int]:
+    """First and last tick of the steady step."""
+    last = tape.steps - 1
+    starts = [m.tick for m in tape.marks if m.name == "step" and m.step == last]
+    ends = [m.tick for m in tape.marks if m.name == "step_end" and m.step == last]
+    if not starts or not ends:
+        raise NotPolynomial("the tape marks no steady step")
+    return min(starts), max(ends)
+
+
+def _unexceeded(rows: np.ndarray) -> np.ndarray:
+    """Indices, rising, of the rows that no other reaches in every coefficient; of equal ones the first.
+
+    Only these can be the largest: the basis is never negative.
+    """
+    import numpy as np
+
+    _, first = np.unique(rows, axis=0, return_index=True)
+    left = np.sort(first)
+    kept: list[int] = []
+    while len(left):
+        index = left[int(rows[left].sum(axis=1).argmax())]
+        kept.append(int(index))
+        left = left[~(rows[left] <= rows[index]).all(axis=1)]
+    return np.array(sorted(kept), np.int64)
+
+
+def _workspaces(tape: Tape, prices: Grid, signatures: set[int]) -> dict[int, Price]:
+    """What the kernels of these signatures take inside, where it is more than nothing."""
+    from preflop.ops.workspace import threads
+
+    cuda = tape.subject is not None and tape.subject.device != "cpu"
+    count = tape.subject.cpu_threads if tape.subject is not None else 1
+
+    def ask(signature: Signature) -> Answer:
+        with threads(count):
+            return (inside_bytes(signature, cuda=cuda),)
+
+    found = {}
+    for signature in signatures:
+        price = prices.price(signature, ask)
+        if price is not None and price.polynomials != ((Fraction(0),) * len(BASIS),):
+            found[signature] = price
+    return found
+
+
+def _whole(polynomial: Rational) -> np.ndarray:
+    """Coefficients that must be whole: those of bytes."""
+    import numpy as np
+
+    if any(c.denominator != 1 for c in polynomial):
+        raise NotPolynomial("bytes that are no integer polynomial")
+    return np.array([int(c) for c in polynomial], np.int64)
+
+
+# -- work -----------------------------------------------------------------------------------------
+
+_TOTALS = ("flops", "model", "hardware", "read", "write")
+_ROW = ("flops", "attended", "moved")
+
+
+@dataclass(slots=True)
+class _Row:
+    """Calls that the account shows on one row, with sums over once and over what is repeated."""
+
+    key: tuple[str, ...]
+    symbols: tuple[int, ...]
+    """Of the shapes it shows: rows whose shapes become equal at a size are one there."""
+    kind: Kind = Kind.OTHER
+    calls: list[int] = field(default_factory=lambda: [0, 0])
+    sums: dict[str, list[list[Fraction]]] = field(
+        default_factory=lambda: {name: [[Fraction(0)] * len(BASIS) for _ in range(2)] for name in _ROW}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Calls whose price is no polynomial."""
+
+    price: Price
+    row: int
+    calls: tuple[int, int]
+    names: tuple[tuple[str, ...], ...]
+    """Per integer of the price, the totals it adds to."""
+    row_names: tuple[str | None, ...]
+
+
+class _Steps:
+    """What the steady step does: totals, and rows to time."""
+
+    def __init__(self, tape: Tape, sizes: np.ndarray, prices: Grid, repeated: tuple[int, int]) -> None:
+        self._tape, self._prices, self._repeated = tape, prices, repeated
+        self._rows: dict[tuple[str, ...], _Row] = {}
+        self._order: list[_Row] = []
+        self._asked: list[_Asked] = []
+        self._sums = {name: [[Fraction(0)] * len(BASIS) for _ in range(2)] for name in _TOTALS}
+        self._shapes = [shapes_text(signature) for signature in tape.signatures]
+        self._dtypes = dtypes(tape)
+        self._modules = [starred(name) for name in tape.modules]
+        self._sizes = sizes
+        self._count_work()
+        self._count_bytes()
+        self._finish()
+
+    def _grouped(self, calls: Iterable[tuple[Call, Any]]) -> dict[tuple[Origin, Any], list[int]]:
+        """Calls alike: how many are made once, how many in what is repeated."""
+        first, last = self._repeated
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for call, extra in calls:
+            key = (call.signature, call.phase.value, call.module, call.source, extra)
+            counts = groups.setdefault(key, [0, 0])
+            counts[first <= call.tick <= last] += 1
+        return {
+            (Origin(signature, Phase(phase), module, source), extra): counts
+            for (signature, phase, module, source, extra), counts in groups.items()
+        }
+
+    def _count_work(self) -> None:
+        calls = self._tape.steady()
+        used = used_outputs(self._tape)
+        groups = self._grouped((call, used.get(position)) for position, call in enumerate(calls))
+        known: dict[tuple[int, Any], tuple[Price | None, Work | None]] = {}
+        for (origin, outputs), counts in groups.items():
+            key = origin.signature, outputs
+            if key not in known:
+                example = work(self._prices.at[0][origin.signature], outputs)
+                known[key] = self._prices.price(origin.signature, _work_of(outputs)), example
+            price, example = known[key]
+            row = self._row(origin)
+            row.calls = [a + b for a, b in zip(row.calls, counts)]
+            if price is None or example is None:
+                continue
+            row.kind = example.kind
+            phase = origin.phase
+            names = (
+                ("flops",),
+                (),
+                () if phase in (Phase.OPTIMIZER, Phase.RECOMPUTE) else ("model",),
+                () if phase is Phase.OPTIMIZER else ("hardware",),
+            )
+            self._add(row, price, counts, names, ("flops", "attended", None, None))
+
+    def _count_bytes(self) -> None:
+        tape = self._tape
+        still = [is_view(sig) or sig.op in UNTOUCHED for sig in tape.signatures]
+        calls = ((call, aliasing(call.storages)) for call in tape.steady() if not still[call.signature])
+        known: dict[tuple[int, Any], Price | None] = {}
+        for (origin, shared), counts in self._grouped(calls).items():
+            key = origin.signature, shared
+            if key not in known:
+                known[key] = self._prices.price(origin.signature, _moved_of(shared))
+            price = known[key]
+            if price is not None:
+                row = self._row(origin)
+                self._add(row, price, counts, (("read",), ("write",)), ("moved", "moved"))
+
+    def _row(self, origin: Origin) -> _Row:
+        key = (
+            self._tape.signatures[origin.signature].op,
+            origin.phase.value,
+            self._modules[origin.module],
+            self._tape.sources[origin.source],
+            self._dtypes[origin.signature],
+            self._shapes[origin.signature],
+        )
+        if key not in self._rows:
+            self._rows[key] = _Row(key, tuple(int(n) for n in re.findall(r"\d+", key[-1])))
+            self._order.append(self._rows[key])
+        return self._rows[key]
+
+    def _add(
+        self,
+        row: _Row,
+        price: Price,
+        counts: Sequence[int],
+        names: tuple[tuple[str, ...], ...],
+        row_names: tuple[str | None, ...],
+    ) -> None:
+        if not price.polynomials:
+            index = self._order.index(row)
+            self._asked.append(_Asked(price, index, (counts[0], counts[1]), names, row_names))
+            return
+        for polynomial, totals, own in zip(price.polynomials, names, row_names):
+            if not any(polynomial):
+                continue
+            for part, count in enumerate(counts):
+                if not count:
+                    continue
+                for sums in [self._sums[name][part] for name in totals] + (
+                    [] if own is None else [row.sums[own][part]]
+                ):
+                    for term, coefficient in enumerate(polynomial):
+                        if coefficient:
+                            sums[term] += coefficient * count
+
+    def _finish(self) -> None:
+        """Sums as arrays, and which rows may become one."""
+        import numpy as np
+
+        self._totals = {name: [Total.of(part) for part in parts] for name, parts in self._sums.items()}
+        self._arrays = {
+            name: [
+                np.array([[float(c) for c in row.sums[name][part]] for row in self._order], np.float64)
+                for part in range(2)
+            ]
+            for name in _ROW
+        }
+        self._calls = [np.array([row.calls[part] for row in self._order], np.float64) for part in range(2)]
+        asked = {item.row for item in self._asked}
+        self.kinds = [
+            row.kind.value if index in asked or any(any(part) for part in row.sums["flops"]) else ""
+            for index, row in enumerate(self._order)
+        ]
+        self.dtypes = [row.key[-2] for row in self._order]
+        self._pairs = list(_may_be_one(self._order, self._sizes))
+
+    def at(
+        self, at: Sequence[int], values: Sequence[int], extra: int
+    ) -> tuple[dict[str, int], tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Totals at a size, and the rows' FLOPs, bytes and calls.
+
+        Args:
+            extra: microbatches beyond those recorded.
+        """
+        import numpy as np
+
+        times = (1, 1 + extra)
+        totals = {
+            name: sum(total.at(at) * n for total, n in zip(parts, times))
+            for name, parts in self._totals.items()
+        }
+        point = np.array(at, np.float64)
+        more = times[1]
+        rows = {name: once @ point + rest @ point * more for name, (once, rest) in self._arrays.items()}
+        calls = self._calls[0] + self._calls[1] * more
+        for item in self._asked:
+            count = sum(c * n for c, n in zip(item.calls, times))
+            for answer, names, own in zip(item.price.at(values), item.names, item.row_names):
+                for name in names:
+                    totals[name] += answer * count
+                if own is not None:
+                    rows[own][item.row] += float(answer * count)
+        self._join(rows, calls, values)
+        return totals, (np.minimum(rows["flops"], rows["attended"]), rows["moved"], calls)
+
+    def _join(self, rows: dict[str, Any], calls: Any, values: Sequence[int]) -> None:
+        """Rows whose shapes are equal at this size are one row of the account."""
+        gone: set[int] = set()
+        for into, row, ones, twos in self._pairs:
+            if row in gone or any(values[a] != values[b] for a, b in zip(ones, twos)):
+                continue
+            gone.add(row)
+            for figures in (*rows.values(), calls):
+                figures[into] += figures[row]
+                figures[row] = 0
+
+
+def _work_of(outputs: tuple[bool, ...] | None) -> Any:
+    """A formula for (FLOPs, attended FLOPs, model FLOPs, hardware FLOPs) of one call."""
+
+    def ask(signature: Signature) -> Answer | None:
+        price = work(signature, outputs)
+        if price is None:
+            return None
+        parts = [part for part in price.parts or (price,) if part.kind in _MODEL_KINDS]
+        return (
+            price.flops,
+            price.flops if price.attended_flops is None else price.attended_flops,
+            sum(part.flops for part in parts),
+            sum(part.flops if part.hardware_flops is None else part.hardware_flops for part in parts),
+        )
+
+    return ask
+
+
+def _moved_of(shared: tuple[int, ...] | None) -> Any:
+    """A formula for (bytes read, bytes written) of one call."""
+
+    def ask(signature: Signature) -> Answer:
+        price = moved(signature, shared)
+        return price.read_bytes, price.write_bytes
+
+    return ask
+
+
+def _may_be_one(
+    rows: Sequence[_Row], sizes: np.ndarray
+) -> Iterable[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
+    """Pairs of rows that differ in their shapes alone, and whose shapes are equal at some sizes."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for index, row in enumerate(rows):
+        groups.setdefault((*row.key[:-1], re.sub(r"\d+", "#", row.key[-1])), []).append(index)
+    for members in groups.values():
+        for place, later in enumerate(members):
+            for earlier in members[:place]:
+                one, two = rows[earlier].symbols, rows[later].symbols
+                if all(_may_be_equal(sizes[a] - sizes[b]) for a, b in zip(one, two)):
+                    yield earlier, later, one, two
+
+
+def _may_be_equal(difference: np.ndarray) -> bool:
+    """Whether a polynomial may be zero: not when all its coefficients have one sign."""
+    return not difference.any() or bool((difference > 0).any() and (difference < 0).any())

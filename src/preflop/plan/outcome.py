@@ -1,0 +1,82 @@
+"""What one choice costs: the figures that choices are compared by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from preflop.account import Account
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One training step in a few numbers."""
+
+    peak_bytes: int
+    """Peak of the steady step's tensors."""
+    peak_phase: str
+    flops_model: int
+    flops_hardware: int
+    flops_total: int
+    """All phases, element-wise work included."""
+    read_bytes: int
+    write_bytes: int
+    lower_s: float | None
+    """None without a device."""
+    expected_s: float | None
+    upper_s: float | None
+    tokens: int | None
+    """Tokens that one optimizer step sees; None where there are none."""
+    samples: int | None
+    """Samples that one optimizer step sees."""
+    reserved_bytes: int | None = None
+    """What the device's allocator reserves; None where it was not replayed."""
+    fits: bool | None = None
+    """None where it is not known, or the allocator was not replayed."""
+    spare_bytes: int | None = None
+
+    @property
+    def time_s(self) -> float | None:
+        """Expected seconds of a step; its lower bound where nothing is expected."""
+        return self.lower_s if self.expected_s is None else self.expected_s
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes read and written."""
+        return self.read_bytes + self.write_bytes
+
+    @property
+    def units(self) -> int | None:
+        """What a step's time is divided by: tokens, else samples."""
+        return self.tokens or self.samples
+
+    @property
+    def per_unit_s(self) -> float | None:
+        """Seconds per token, or per sample where there are no tokens."""
+        return self.time_s / self.units if self.time_s is not None and self.units else None
+
+
+def outcome_of(account: Account) -> Outcome:
+    """The outcome of an accounted step, its allocator replayed where it has one."""
+    subject, memory, time = account.tape.subject, account.memory, account.time
+    microbatches = 1 if subject is None else subject.microbatches
+
+    def of_step(count: int | None) -> int | None:
+        return None if count is None else count * microbatches
+
+    return Outcome(
+        peak_bytes=memory.peak_bytes,
+        peak_phase=memory.peak_phase,
+        flops_model=account.flops.model,
+        flops_hardware=account.flops.hardware,
+        flops_total=account.flops.total,
+        read_bytes=account.traffic.read_bytes,
+        write_bytes=account.traffic.write_bytes,
+        lower_s=time.lower_s,
+        expected_s=time.expected_s,
+        upper_s=time.upper_s,
+        tokens=of_step(None if subject is None else subject.tokens),
+        samples=of_step(None if subject is None else subject.samples),
+        reserved_bytes=memory.reserved_bytes,
+        fits=memory.fits,
+        spare_bytes=memory.spare_bytes,
+    )

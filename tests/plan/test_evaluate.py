@@ -1,0 +1,196 @@
+"""The evaluator: polynomials of a whole step, equal to the account of the concrete or recorded one."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from preflop.account import Account
+from preflop.accounting import account_tape, find_device
+from preflop.hardware.device import Device
+from preflop.plan.choices import Choices
+from preflop.plan.evaluate import Evaluator, _unexceeded
+from preflop.plan.outcome import Outcome, outcome_of
+from preflop.plan.prices import Total, points
+from preflop.tape.sizes import Domain, NotPolynomial, basis, value
+from preflop.tapes.store import index, parametric
+from preflop.transforms.accumulation import accumulate
+from preflop.transforms.depth import deepen
+
+MODEL = "gpt2-nano"
+CAPABILITY = [9, 0]
+FILES = [
+    entry["file"]
+    for entry in index()
+    if MODEL in entry["models"] and CAPABILITY in entry["capabilities"]
+]
+MANY = [file for file in FILES if parametric(file, MODEL).domain.most_batch is None]
+COUNTED = (
+    "peak_bytes", "peak_phase", "flops_model", "flops_hardware", "flops_total", "read_bytes", "write_bytes",
+)  # fmt: skip
+TIMED = ("lower_s", "expected_s", "upper_s")
+H100 = "h100-sxm5-80gb"
+
+
+def device(name: str = H100) -> Device:
+    found = find_device(name)
+    assert found is not None
+    return found
+
+
+def accounted(file: str, batch: int, seq: int, microbatches: int, on: Device | None) -> Account:
+    """The account of the concrete tape."""
+    found = parametric(file, MODEL)
+    tape = found.at(batch, seq)
+    for stack in found.stacks:
+        tape = deepen(tape, stack)
+    return account_tape(accumulate(tape, microbatches=microbatches), on)
+
+
+def differs(found: Outcome, wanted: Outcome) -> list[str]:
+    """Names of the figures that differ: counts at all, times by more than rounding."""
+    wrong = [name for name in COUNTED if getattr(found, name) != getattr(wanted, name)]
+    return wrong + [name for name in TIMED if not same_time(getattr(found, name), getattr(wanted, name))]
+
+
+def same_time(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one == pytest.approx(other, rel=1e-12)
+
+
+EVALUATORS: dict[str, Evaluator] = {}
+
+
+def evaluator(file: str) -> Evaluator:
+    if file not in EVALUATORS:
+        EVALUATORS[file] = Evaluator(parametric(file, MODEL))
+    return EVALUATORS[file]
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    file=st.sampled_from(FILES),
+    batch=st.integers(1, 300),
+    seq=st.integers(2, 256),
+    microbatches=st.sampled_from((1, 1, 2, 3)),
+)
+def test_equals_the_account_of_the_concrete_tape(file: str, batch: int, seq: int, microbatches: int) -> None:
+    """Any size, any number of microbatches: evaluated == accounted, to the byte and the FLOP."""
+    found = evaluator(file)
+    batch = 1 if found.domain.most_batch == 1 else max(batch, found.domain.least_batch)
+    seq = max(found.domain.seq_multiple, seq // found.domain.seq_multiple * found.domain.seq_multiple)
+    if not found.holds(batch, seq):
+        return
+    made = found.evaluate(batch, seq, microbatches=microbatches, device=device())
+    wanted = outcome_of(accounted(file, batch, seq, microbatches, device()))
+    assert differs(made, wanted) == []
+    assert (made.tokens, made.samples) == (wanted.tokens, wanted.samples)
+
+
+@pytest.mark.parametrize("name", ["a100-sxm4-80gb", "mi300x", "l4", "rtx-4090"])
+def test_times_follow_the_device(name: str) -> None:
+    """Times from arrays == times from rows, on devices with other peaks, other vendors, no figures."""
+    on = device(name)
+    wanted = outcome_of(accounted(MANY[0], 4, 128, 1, on))
+    assert differs(evaluator(MANY[0]).evaluate(4, 128, device=on), wanted) == []
+
+
+def test_without_a_device_there_is_no_time() -> None:
+    """No device: counts as with one, times None."""
+    found = evaluator(MANY[0]).evaluate(4, 128)
+    assert found.time_s is None
+    assert found.flops_model == evaluator(MANY[0]).evaluate(4, 128, device=device()).flops_model
+
+
+def test_more_microbatches_keep_the_peak_and_scale_the_work() -> None:
+    """Peak of 2 == of 9; each further microbatch adds the same FLOPs and bytes."""
+    two, three, nine = (evaluator(MANY[0]).evaluate(2, 64, microbatches=n) for n in (2, 3, 9))
+    assert two.peak_bytes == three.peak_bytes == nine.peak_bytes
+    for name in ("flops_model", "flops_total", "read_bytes", "write_bytes"):
+        one = getattr(three, name) - getattr(two, name)
+        assert getattr(nine, name) == getattr(two, name) + 7 * one
+
+
+@pytest.mark.parametrize(("batch", "seq", "microbatches"), [(2, 48, 3), (1, 200, 1)])
+def test_equals_what_is_recorded(batch: int, seq: int, microbatches: int) -> None:
+    """Evaluated == recorded anew at that size, accumulation included."""
+    from preflop.folding import tape_of
+    from preflop.subject import resolve
+
+    size = {"batch_size": batch, "sequence_length": seq}
+    subject = resolve(MODEL, size, precision="bf16-mixed", microbatches=microbatches, device=H100)
+    recorded = outcome_of(account_tape(tape_of(subject), device()))
+    files = [f for f in FILES if "bf16-mixed" in f]
+    model = Choices({"none": [parametric(file, MODEL) for file in files]})
+    assert differs(model.evaluate(batch, seq, microbatches=microbatches, device=device()), recorded) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["block", "selective"])
+def test_recomputation_equals_what_is_recorded(mode: str) -> None:
+    """A parametric tape of each recomputation mode: evaluated == recorded, one and many microbatches."""
+    import preflop
+    from preflop.choosing import choices
+
+    model = choices(MODEL, recompute=(mode,), precision="bf16-mixed", device=H100)
+    for batch, seq, microbatches in ((3, 64, 1), (2, 128, 4), (1, 32, 2)):
+        recorded = preflop.account(
+            MODEL, {"batch_size": batch, "sequence_length": seq}, precision="bf16-mixed", device=H100,
+            recompute=mode, microbatches=microbatches,
+        )  # fmt: skip
+        found = model.evaluate(batch, seq, microbatches=microbatches, recompute=mode, device=device())
+        assert differs(found, outcome_of(recorded)) == []
+
+
+def test_sizes_that_were_not_verified_are_refused() -> None:
+    """A sequence beyond the position table, or a mode without a tape: refused, not extrapolated."""
+    model = Choices({"none": [parametric(MANY[0], MODEL)]})
+    with pytest.raises(NotPolynomial, match="batch 4, sequence 512"):
+        model.evaluate(4, 512)
+    with pytest.raises(NotPolynomial, match="'block'"):
+        model.evaluate(4, 128, recompute="block")
+
+
+def test_only_unexceeded_moments_are_kept() -> None:
+    """A row that another reaches in every coefficient is dropped; of equal rows the first stays."""
+    import numpy as np
+
+    rows = np.array([[1, 0], [2, 1], [1, 5], [2, 1], [0, 0], [1, 4]])
+    assert _unexceeded(rows).tolist() == [1, 2]
+
+
+@given(st.lists(st.lists(st.integers(-9, 9), min_size=6, max_size=6), min_size=1, max_size=12))
+def test_no_peak_is_dropped(rows: list[list[int]]) -> None:
+    """At every size the largest kept row == the largest row."""
+    import numpy as np
+
+    kept = [rows[i] for i in _unexceeded(np.array(rows))]
+    for size in ((1, 1), (1, 9), (7, 2), (50, 60)):
+        at = basis(*size)
+        assert max(value(tuple(r), at) for r in kept) == max(value(tuple(r), at) for r in rows)
+
+
+def test_halves_add_up_to_whole_numbers() -> None:
+    """Causal pairs B S (S + 1) / 2 are whole at every size; what is not whole is refused."""
+    half = [Fraction(0), Fraction(0), Fraction(0), Fraction(1, 2), Fraction(0), Fraction(1, 2)]
+    assert Total.of(half).at(basis(3, 5)) == 45
+    with pytest.raises(NotPolynomial):
+        Total.of([Fraction(1, 2)] + [Fraction(0)] * 5).at(basis(1, 1))
+
+
+@pytest.mark.parametrize(
+    "domain",
+    [
+        Domain(), Domain(2), Domain(1, 1), Domain(2, None, 2, 256, 1), Domain(1, 1, 128, 1024, 128),
+        Domain(2, None, 8),
+    ],
+)
+def test_prices_are_asked_inside_the_domain(domain: Domain) -> None:
+    """Every size at which a price is fitted or verified is one that the tape holds for."""
+    found = points(domain)
+    assert all(domain.holds(*size) for size in found.all)
+    assert len(found.fitted) == len(found.terms)
