@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from preflop.ops.arguments import argument, keyword, need, tensor, tensors
 from preflop.ops.workspace import thread_count
-from preflop.strides import contiguous_strides, is_channels_last, lies_contiguous, view_strides
+from preflop.strides import is_channels_last, lies_contiguous, view_strides
 from preflop.tape.events import Ref, Signature, TensorMeta
 from preflop.units import DTYPE_BYTES
 
@@ -483,6 +483,28 @@ def _mm(sig: Signature) -> Iterable[InnerCopy]:
     return _for_blas(sig.inputs[:2])
 
 
+# oneDNN takes a half-precision product of more multiply-adds than this (ATen/native/mkldnn/Matmul.cpp).
+_ONEDNN_TERMS = 16 * 16 * 16
+
+
+@_rule("bmm")
+def _bmm(sig: Signature) -> Iterable[InnerCopy]:
+    """oneDNN's batched product in half precision takes operands that are contiguous, or contiguous but for
+    their last two axes.
+
+    Source: ATen/native/mkldnn/Matmul.cpp, is_mkldnn_optimized_format.
+    """
+    first, second = sig.inputs[:2]
+    terms = first.elements * second.shape[2]
+    if first.dtype not in ("bfloat16", "float16") or terms <= _ONEDNN_TERMS:
+        return
+    for meta in (first, second):
+        batch, rows, columns = meta.shape
+        turned = meta.stride == (rows * columns, 1, rows)
+        if not turned:
+            yield from _dense(meta, sig.op)
+
+
 def _bias(sig: Signature) -> Iterable[InnerCopy]:
     """The bias is written into the result, and the product added to it."""
     made = sig.outputs[0]
@@ -666,21 +688,11 @@ def _convolved_backward(sig: Signature) -> Iterable[InnerCopy]:
     if not case.by_onednn:
         return
     if case.channels_last:
-        if wants_weight and not lies_contiguous(weight.shape, contiguous_like_last(weight)):
+        if wants_weight:
             reason = f"the weight's gradient is copied to channels last, shape {weight.shape}"
             yield InnerCopy("contiguous", weight.shape, weight.dtype, reason, cpu_only=True)
     elif wants_source and (case.half or (case.strided and case.wide and not case.transposed)):
         yield _from_onednn(source, "input's gradient")
-
-
-def contiguous_like_last(meta: TensorMeta) -> tuple[int, ...]:
-    """Strides of a channels-last tensor of this shape (a 1 x 1 kernel's are those of a contiguous one)."""
-    order = (0, *range(2, len(meta.shape)), 1)
-    steps = contiguous_strides(tuple(meta.shape[axis] for axis in order))
-    strides = [0] * len(order)
-    for axis, step in zip(order, steps, strict=True):
-        strides[axis] = step
-    return tuple(strides)
 
 
 # ---------------------------------------------------------------------------------------- recurrent
