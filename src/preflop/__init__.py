@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from preflop.ledgers.memory import memory_ledger as memory_ledger
     from preflop.ledgers.traffic import traffic_ledger as traffic_ledger
     from preflop.measure.utilization import Meter as Meter
+    from preflop.measure.no_copies import no_copies as no_copies
+    from preflop.measure.no_copies import same_storage as same_storage
     from preflop.tape.events import Tape as Tape
     from preflop.tape.file import load as load_tape
     from preflop.tape.file import save as save_tape
@@ -46,6 +48,8 @@ _HOMES = {
     "memory_ledger": "ledgers.memory.memory_ledger",
     "traffic_ledger": "ledgers.traffic.traffic_ledger",
     "copies_ledger": "ledgers.copies.copies_ledger",
+    "no_copies": "measure.no_copies.no_copies",
+    "same_storage": "measure.no_copies.same_storage",
     "einsum_cost": "timing.einsum.einsum_cost",
     "Meter": "measure.utilization.Meter",
     "Tape": "tape.events.Tape",

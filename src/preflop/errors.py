@@ -49,6 +49,10 @@ class BadExpression(PreflopError):
     """An expression over named axes that cannot be read, or whose axes have no sizes."""
 
 
+class HiddenCopy(PreflopError):
+    """A view became a copy where `preflop.no_copies` forbids it."""
+
+
 class NotYet(PreflopError):
     """Asked for something that this version does not price. Never answered with a wrong number."""
 

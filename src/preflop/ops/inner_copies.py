@@ -119,11 +119,22 @@ def result_dtype(operands: Sequence[TensorMeta | bool | int | float | complex]) 
         dtype = operand.dtype if isinstance(operand, TensorMeta) else _number_dtype(operand)
         held = found[rank]
         found[rank] = dtype if held is None else _joined(held, dtype)
-    result: str | None = None
-    for dtype_or_none in found:
-        if dtype_or_none is not None and (result is None or _category(dtype_or_none) > _category(result)):
-            result = dtype_or_none if result is None else _joined(result, dtype_or_none)
-    return result or "float32"
+    axes, none, numbers = found
+    return _combined(axes, _combined(none, numbers)) or "float32"
+
+
+def _combined(higher: str | None, lower: str | None) -> str | None:
+    """torch's combine_categories: the higher sort of operand keeps its dtype within its category."""
+    if higher is None or lower is None:
+        return higher or lower
+    if _category(higher) == 3:
+        return higher
+    if _category(higher) == 2:
+        wide = {"float64": "complex128", "float16": "complex32"}.get(higher, "complex64")
+        return wide if _category(lower) == 3 else higher
+    if higher == "bool" or _category(lower) > 1:
+        return _joined(higher, lower)
+    return higher
 
 
 def _number_dtype(value: bool | int | float | complex) -> str:
