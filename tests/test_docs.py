@@ -47,16 +47,19 @@ def blocks(text: str, kind: str) -> list[str]:
     ]
 
 
-def examples(page: str, text: str) -> list[Example]:
-    """Commands of a page's console blocks."""
-    found = []
-    for body in blocks(text, "console"):
-        for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
-            line, *output = part.rstrip("\n").split("\n")
-            status = STATUS.search(line)
-            begins = tuple(output) if any(output) else ()
-            found.append(Example(page, STATUS.sub("", line), begins, int(status[1]) if status else 0))
-    return found
+def examples(page: str, text: str) -> list[tuple[Example, ...]]:
+    """Commands of each of a page's console blocks."""
+    return [
+        tuple(_example(page, part) for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:])
+        for body in blocks(text, "console")
+    ]
+
+
+def _example(page: str, part: str) -> Example:
+    line, *output = part.rstrip("\n").split("\n")
+    status = STATUS.search(line)
+    begins = tuple(output) if any(output) else ()
+    return Example(page, STATUS.sub("", line), begins, int(status[1]) if status else 0)
 
 
 def differs(begins: tuple[str, ...], printed: str) -> str:
@@ -83,15 +86,19 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-ALL = [example for page in PAGES for example in examples(page.name, page.read_text("utf-8"))]
+ALL = [block for page in PAGES for block in examples(page.name, page.read_text("utf-8"))]
 
 
-@pytest.mark.parametrize("example", ALL, ids=lambda e: f"{e.page}: {e.command}")
-def test_documented_command(example: Example, tmp_path: Path) -> None:
-    """A command in the documents ends as it says there, and its output begins as it is shown."""
-    done = run(example.command, tmp_path)
-    assert done.returncode == example.status, done.stdout
-    assert differs(example.begins, done.stdout) == ""
+@pytest.mark.parametrize("block", ALL, ids=lambda block: f"{block[0].page}: {block[0].command}")
+def test_documented_commands(block: tuple[Example, ...], tmp_path: Path) -> None:
+    """Commands in the documents end as they say there, and their output begins as it is shown.
+
+    Those of one block run one after the other in one folder.
+    """
+    for example in block:
+        done = run(example.command, tmp_path)
+        assert done.returncode == example.status, done.stdout
+        assert differs(example.begins, done.stdout) == "", example.command
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -133,7 +140,7 @@ def test_readme_has_the_two_commands(marker: str) -> None:
 
 def test_readme_is_run() -> None:
     """The README shows at least one real output, and it is compared."""
-    assert any(example.page == "README.md" and example.begins for example in ALL)
+    assert any(example.page == "README.md" and example.begins for block in ALL for example in block)
 
 
 # ---- the mechanism itself ---------------------------------------------------------------------------
@@ -155,8 +162,10 @@ $ preflop calibrate
 def test_blocks_are_read() -> None:
     """Commands, outputs and statuses are found; a block marked `not run` is left out."""
     assert examples("p", PAGE) == [
-        Example("p", "preflop time --params 7B", ("43 days", "...")),
-        Example("p", "preflop dtypes x", (), 2),
+        (
+            Example("p", "preflop time --params 7B", ("43 days", "...")),
+            Example("p", "preflop dtypes x", (), 2),
+        )
     ]
 
 

@@ -1,0 +1,194 @@
+"""How long Preflop takes to account a step, beside what people use now. Prints times and ratios.
+
+    python bench/recording.py [flops] [memory] [depth] [start] [--repeats N]
+
+flops   Llama-3-8B, 1 x 2048: Preflop's account (two AdamW steps, every ledger) against FlopCounterMode
+        alone, one forward and backward under FakeTensorMode.
+memory  GPT-2 and ResNet-50: Preflop's account against MemTracker's two AdamW steps.
+depth   Llama-3-405B, 1 x 2048: all 126 layers against 4, and the peak memory of the process.
+start   Commands from a cold start.
+
+Contestants alternate in one process, on the same reference models. Tapes that ship with the package
+are not used but by `start`: everything else is recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+BATCH, SEQUENCE = 1, 2048
+
+
+def seconds(act: Callable[[], Any]) -> float:
+    """Wall time of one call; what it made is gone when the clock is read again."""
+    gc.collect()
+    start = time.perf_counter()
+    act()
+    return time.perf_counter() - start
+
+
+def alternate(repeats: int, *acts: Callable[[], float]) -> list[float]:
+    """Medians of each act's own time, the acts taking turns; a first turn that is not counted."""
+    times: list[list[float]] = [[] for _ in acts]
+    for turn in range(repeats + 1):
+        for act, found in zip(acts, times):
+            took = act()
+            if turn:
+                found.append(took)
+    return [statistics.median(found) for found in times]
+
+
+def report(what: str, ours_s: float, theirs: str, theirs_s: float) -> None:
+    print(
+        f"{what}: Preflop {ours_s:.2f} s, {theirs} {theirs_s:.2f} s, ratio {ours_s / theirs_s:.2f}",
+        flush=True,
+    )
+
+
+def preflop_s(name: str, batch: int, sequence: int | None) -> float:
+    """One whole account of a named model on the CPU, recorded, and every ledger read."""
+    import preflop
+
+    size = {"batch_size": batch} | ({} if sequence is None else {"sequence_length": sequence})
+    return seconds(lambda: preflop.account(name, size).ledgers)
+
+
+def fake_model(name: str, batch: int, sequence: int | None) -> tuple[Any, dict[str, Any]]:
+    """The reference model and its batch; call it under FakeTensorMode."""
+    import torch
+
+    from preflop.models.build import build, example_batch
+    from preflop.models.catalog import find
+
+    facts = find(name)
+    model = build(facts)
+    return model, {
+        key: torch.empty_like(value) for key, value in example_batch(facts, batch, sequence).items()
+    }
+
+
+def flop_counter_s(name: str, batch: int, sequence: int | None) -> float:
+    """One forward and backward under FlopCounterMode, model and batch made before the clock starts."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model, inputs = fake_model(name, batch, sequence)
+
+        def act() -> None:
+            with FlopCounterMode(display=False):
+                model(**inputs).loss.backward()
+
+        return seconds(act)
+
+
+def mem_tracker_s(name: str, batch: int, sequence: int | None) -> float:
+    """Two AdamW steps under MemTracker, model and batch made before the clock starts."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model, inputs = fake_model(name, batch, sequence)
+        optimizer = torch.optim.AdamW(model.parameters())
+        tracker = MemTracker()
+        tracker.track_external(model, optimizer, *inputs.values())
+
+        def act() -> None:
+            with tracker:
+                for step in range(2):
+                    model(**inputs).loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad(set_to_none=True)
+                    if step == 0:
+                        tracker.reset_mod_stats()
+
+        return seconds(act)
+
+
+def flops(repeats: int) -> None:
+    ours, theirs = alternate(
+        repeats,
+        lambda: preflop_s("llama-3-8b", BATCH, SEQUENCE),
+        lambda: flop_counter_s("llama-3-8b", BATCH, SEQUENCE),
+    )
+    report("llama-3-8b 1 x 2048", ours, "FlopCounterMode", theirs)
+
+
+def memory(repeats: int) -> None:
+    for name, batch, sequence in (("gpt2", 4, 512), ("resnet-50", 8, None)):
+        ours, theirs = alternate(
+            repeats,
+            lambda: preflop_s(name, batch, sequence),  # noqa: B023, called before the next turn
+            lambda: mem_tracker_s(name, batch, sequence),  # noqa: B023
+        )
+        report(f"{name} batch {batch}", ours, "MemTracker", theirs)
+
+
+def depth(repeats: int) -> None:
+    import preflop
+    from preflop.models.build import build, example_batch
+    from preflop.models.catalog import find
+
+    whole = find("llama-3-405b")
+    shallow = dataclasses.replace(whole, layers=4)
+    batch = example_batch(whole, BATCH, SEQUENCE)
+
+    def account(facts: Any) -> float:
+        return seconds(lambda: preflop.account(lambda: build(facts), batch, precision="bf16-mixed").ledgers)
+
+    ours, four = alternate(repeats, lambda: account(whole), lambda: account(shallow))
+    report("llama-3-405b 1 x 2048, 126 layers", ours, "4 layers", four)
+    code = (
+        "import preflop, resource\n"
+        f"preflop.account('llama-3-405b', {{'batch_size': {BATCH}, 'sequence_length': {SEQUENCE}}},"
+        " precision='bf16-mixed').ledgers\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    kib = int(
+        subprocess.run([sys.executable, "-c", code], check=True, text=True, stdout=subprocess.PIPE).stdout
+    )
+    print(f"llama-3-405b: peak resident memory of the process {kib / 2**20:.2f} GiB")
+
+
+COMMANDS = (
+    "time --params 70e9 --tokens 15e12 --gpus 1024 --device h100-sxm --mfu 0.5",
+    "hardware",
+    "account gpt2 --batch 8 --seq 1024 --device h100-sxm",
+    "account llama-3-70b --batch 1 --seq 4096 --precision bf16-mixed --device h100-sxm",
+)
+
+
+def start(repeats: int) -> None:
+    for command in COMMANDS:
+        words = [sys.executable, "-c", "from preflop.cli.main import main; main()", *command.split()]
+
+        def act(words: list[str] = words) -> float:
+            # Status 1 is an answer ("does not fit").
+            return seconds(lambda: subprocess.run(words, check=False, stdout=subprocess.DEVNULL).returncode)
+
+        print(f"preflop {command}: {alternate(repeats, act)[0]:.2f} s", flush=True)
+
+
+PARTS = {"flops": flops, "memory": memory, "depth": depth, "start": start}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    for part in options.parts or PARTS:
+        PARTS[part](options.repeats)
+
+
+if __name__ == "__main__":
+    main()
