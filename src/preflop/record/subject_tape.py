@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,7 +146,7 @@ def _observe(
             if parameter.grad is not None:
                 recorder.table.set_role(parameter.grad, Role.GRADIENT, path)
     elif name == "optimizer_end" and optimizer is not None:
-        _states(recorder, model, optimizer)
+        name_states(recorder, model.named_parameters(), optimizer)
     recorder.mark(name)
 
 
@@ -157,9 +158,13 @@ def _activations(recorder: Recorder) -> None:
             storage.role = Role.ACTIVATION
 
 
-def _states(recorder: Recorder, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def name_states(
+    recorder: Recorder,
+    named: Iterable[tuple[str, torch.Tensor]],
+    optimizer: torch.optim.Optimizer,
+) -> None:
     """Optimizer states, named "parameter.state"."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names = {parameter: name for name, parameter in named}
 
     def walk(value: Any, name: str) -> None:
         if isinstance(value, torch.Tensor):
