@@ -127,7 +127,7 @@ def _advice(shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
 
 
 def _user_line(frame: FrameType | None) -> tuple[str, str]:
-    """The place, as "file.py:12", and the text of the innermost line outside of torch, einops and this file."""
+    """The innermost line outside of torch, einops and this file: "file.py:12", and its text."""
     while frame is not None:
         path = frame.f_code.co_filename
         if not any(quiet in path for quiet in _QUIET) and not path.startswith("<frozen"):

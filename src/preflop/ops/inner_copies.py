@@ -408,6 +408,8 @@ def _cloning(sig: Signature) -> Iterable[InnerCopy]:
     name, made = sig.op.removeprefix("aten."), sig.outputs[0]
     reason = f"{name} copies shape {made.shape} and then changes the copy"
     instead = f"{name}_ in place, where autograd does not need the old values"
+    if name == "masked_fill":
+        instead = "torch.where(mask, value, x): one kernel, no copy first"
     yield InnerCopy("clone", made.shape, made.dtype, reason, instead)
 
 
@@ -428,7 +430,7 @@ def _view_backward(sig: Signature) -> Iterable[InnerCopy]:
     name = sig.op.removeprefix("aten.").removesuffix("_backward")
     reason = f"the gradient of a {name}, shape {grad.shape}, is written into zeros of shape {made.shape}"
     yield InnerCopy(
-        "slice", grad.shape, grad.dtype, reason, "split or unbind the tensor once, not slice it thrice"
+        "slice", grad.shape, grad.dtype, reason, "chunk, split or unbind the tensor once instead of slicing it several times"
     )
 
 
