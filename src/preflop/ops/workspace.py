@@ -159,10 +159,11 @@ _GRAIN_ELEMENTS = 32768
 
 @workspace("aten.masked_select")
 def masked_select(sig: Signature) -> int:
-    """The mask and its running sum as int64, an element each, where the parallel kernel runs.
+    """The mask and its running sum as int64, an element each, where the parallel kernel runs; in any
+    case the mask as int64, while it is counted and the output does not exist yet.
 
     Source: aten/src/ATen/native/TensorAdvancedIndexing.cpp, `masked_select_out_impl_cpu` (the serial
-    kernel takes nothing: it needs one thread or a small tensor, and both contiguous when expanded).
+    kernel needs one thread or a small tensor, and both contiguous when expanded).
     """
     source, mask = need(sig, 0, "self"), need(sig, 1, "mask")
     shape = _broadcast(source.shape, mask.shape)
@@ -172,8 +173,28 @@ def masked_select(sig: Signature) -> int:
     expanded = source.shape != shape or mask.shape != shape
     contiguous = is_contiguous(source) and is_contiguous(mask) and not expanded
     if contiguous and (elements < _GRAIN_ELEMENTS or thread_count() == 1):
-        return 0
+        return max(0, elements * DTYPE_BYTES["int64"] - sig.outputs[0].bytes)
     return 2 * elements * DTYPE_BYTES["int64"]
+
+
+@workspace("aten.sum", "aten.prod", "aten.linalg_vector_norm")
+def reduction(sig: Signature) -> int:
+    """The input in the result's dtype, where it has another: a mask that is counted, say.
+
+    Source: aten/src/ATen/native/ReduceOpsUtils.h, `make_reduction_from_ty` (`self.to(dtype)` on CPUs).
+    """
+    meta, result = need(sig, 0, "self"), sig.outputs[0]
+    return 0 if meta.dtype == result.dtype else meta.elements * result.itemsize
+
+
+@workspace("aten.all")
+def all_true(sig: Signature) -> int:
+    """A number's truth as a bool each, where the input is none.
+
+    Source: aten/src/ATen/native/ReduceOps.cpp, `allany_impl` (measured: torch 2.13, CPU).
+    """
+    meta = need(sig, 0, "self")
+    return 0 if meta.dtype in ("bool", "uint8") else meta.elements
 
 
 def _broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
