@@ -1,0 +1,136 @@
+"""How a default configuration is made small: rules as data, by the name of the field.
+
+The first rule whose pattern matches a field's whole name decides. What a model needs beside them stands
+in `OVERRIDES`, by model type.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+LAYERS = 2
+HIDDEN = 64
+HEADS = 4
+HEAD_DIM = HIDDEN // HEADS
+VOCABULARY = 512
+EXPERTS = 4
+
+
+class Rule(NamedTuple):
+    """What happens to a field."""
+
+    pattern: str
+    kind: str
+    """cap: at most `value`. set: is `value`. each: every number of a list at most `value`.
+    shrink: a list of widths, each divided by `value` and rounded to 16. key_value: heads of keys and
+    values. keep: stays. ones: every number of a list at most 1. zero: 0."""
+    value: Any = None
+    group: str = "width"
+    """Rules of one group are switched off together where a model is not happy with them (`LEVELS`)."""
+
+
+RULES: tuple[Rule, ...] = (
+    # Things that must stay: they are no sizes, or sizes that other fields follow from.
+    Rule(r"(max_)?num_channels|in_chans|channels|in_channels|type_vocab_size|chunk_size_feed_forward", "keep"),
+    Rule(r".*(layerdrop|layer_drop|drop_path_rate)", "zero", group="always"),
+    Rule(r"mask_time_prob|mask_feature_prob", "zero", group="always"),
+    # Depth.
+    Rule(
+        r"num_hidden_layers|n_layers?|num_layers|depth|(en|de)coder_layers|num_(en|de)coder_layers|"
+        r"(en|de)coder_num_layers|(en|de)coder_num_hidden_layers|num_block(s)?_?layers|"
+        r"text_encoder_num_layers|num_pooler_layers|pred_num_hidden_layers|query_dec_layers|"
+        r"resampler_depth|num_global_layers|num_layers_per_stack|num_adapter_layers|"
+        r"num_self_attends_per_block|decoder_config_layers|audio_layers|num_xvector_layers",
+        "cap", LAYERS, "depth",
+    ),
+    Rule(r"max_window_layers|first_k_dense_replace|num_dense_layers", "cap", 1, "depth"),
+    Rule(r"num_nextn_predict_layers|num_kv_shared_layers|mtp_.*layers", "zero", group="depth"),
+    Rule(r"depths|num_block_repeats|stage_num_blocks|layer_depths", "ones", group="depth"),
+    Rule(r"n_attn_blocks", "ones", group="depth"),
+    # Tables.
+    Rule(
+        r"vocab_size|unpadded_vocab_size|(en|de)coder_vocab_size|vocab_size_per_layer_input|"
+        r"text_encoder_vocab_size|entity_vocab_size|pronunciation_vocab_size|shape_vocab_size|"
+        r"char_vocab_size|t2u_vocab_size",
+        "cap", VOCABULARY, "vocabulary",
+    ),
+    Rule(
+        r"max_position_embeddings|n_positions|max_(en|de)coder_position_embeddings|n_ctx|max_seq_len|"
+        r"max_sequence_length|max_(source|target|text|speech)_positions|seq_length|model_max_length",
+        "keep",
+    ),
+    # Experts.
+    Rule(
+        r"num_experts|n_routed_experts|num_local_experts|moe_num_experts|zero_expert_num|moe_num_local_experts",
+        "cap", EXPERTS, "experts",
+    ),
+    Rule(r"num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts|experts_top_k|moe_top_k|router_topk", "cap", 2, "experts"),
+    Rule(r"n_group|topk_group|num_expert_group|moe_n_group|num_limited_groups", "cap", 1, "experts"),
+    Rule(r"n_shared_experts|num_shared_experts|moe_num_shared_experts", "cap", 1, "experts"),
+    # Heads and widths.
+    Rule(r"(swa_|text_)?(num_)?(attention_)?key_value_(attention_)?heads|.*num_(key_value|kv)_heads|n_kv_heads|"
+         r"num_query_groups|multi_query_group_num", "key_value"),
+    Rule(r"(qk_)?rope_head_dim|qk_rope_head_dim", "cap", 8),
+    Rule(r"qk_nope_head_dim|v_head_dim|d_kv|attention_head_size|.*linear_(key|value)_head_dim|linear_head_dim",
+         "cap", HEAD_DIM),
+    Rule(r"qk_head_dim", "cap", HEAD_DIM + 8),
+    Rule(r"(global_|swa_)?head_dim|dim_head|key_dim", "cap", HEAD_DIM),
+    Rule(r"query_pre_attn_scalar", "cap", HEAD_DIM),
+    Rule(r"rotary_dim", "cap", HEAD_DIM // 2),
+    Rule(r"[qk]v?_lora_rank", "cap", 32),
+    Rule(r"index_topk", "cap", 16),
+    Rule(
+        r"num_(attention_)?heads|n_heads?|(en|de)coder_(num_)?attention_heads|attention_heads|"
+        r"num_(en|de)coder_attention_heads|decoder_num_heads|swa_num_attention_heads|"
+        r"num_sliding_attention_heads|pred_num_attention_heads|linear_num_(key|value)_heads|"
+        r"linear_num_heads|index_n_heads|num_self_attention_heads|num_cross_attention_heads",
+        "cap", HEADS,
+    ),
+    Rule(
+        r"(moe_|shared_|shared_expert_|moe_shared_expert_|dense_|expert_)?intermediate_size(_mlp)?|.*ffn_dim|"
+        r"d_ff|mlp_dim|n_inner|ffn_hidden_size|.*dim_feedforward|feed_forward_size|.*intermediate_size|"
+        r"share_expert_dim|expert_ffn_hidden_size|ffn_size|linear_units",
+        "cap", 2 * HIDDEN,
+    ),
+    Rule(
+        r"hidden_size|d_model|n_embd|dim|embed_dim|emb_dim|embedding_size|hidden_dim|projection_dim|"
+        r"(text_|vision_|audio_|encoder_|decoder_|cross_attention_)?hidden_size|out_hidden_size|output_dim|"
+        r"projection_hidden_size|projector_hidden_size|projector_(in|out)put_dim|text_hidden_size|"
+        r"image_text_hidden_size|output_hidden_size|word_embed_proj_dim|pooler_output_size|lru_width|"
+        r"attention_hidden_size|input_embedding_size|text_encoder_width|mask_dim|(en|de)coder_hidden_dim|"
+        r"fusion_hidden_size|mask_feature_size|fpn_feature_size|entity_emb_size|true_hidden_size|"
+        r"embedding_dim|pred_hidden_size|hidden_size_global|router_hidden_size|d_latents|width|"
+        r"out_dim|proj_dim|encoder_embed_dim|decoder_embed_dim|classifier_proj_size|text_embed_dim|"
+        r"image_token_embed_dim|neck_hidden_size|reduce_dim|codevector_dim|proj_codevector_dim",
+        "cap", HIDDEN,
+    ),
+    Rule(r"hidden_size_per_layer_input", "cap", 16),
+    Rule(r"hidden_sizes|embed_dims?|neck_hidden_sizes|layer_dims|stage_dims", "shrink", 4, "channels"),
+    Rule(r"mamba_n_heads|mamba_num_heads", "cap", 8),
+    Rule(r"mamba_d_head|mamba_head_dim", "cap", 16),
+    Rule(r"mamba_d_state|ssm_state_size|state_size", "cap", 16),
+    Rule(r"tdnn_dim|conv_dim", "each", HIDDEN),
+    Rule(r"xvector_output_dim|conv_channels|subsampling_conv_channels", "cap", HIDDEN),
+    Rule(r"num_queries|num_query_tokens|num_latents|num_detection_tokens", "cap", 16),
+    Rule(r"num_denoising", "cap", 8),
+    Rule(r"train_num_points", "cap", 64),
+)
+
+LEVELS: tuple[frozenset[str], ...] = (
+    frozenset({"depth", "vocabulary", "experts", "width", "channels", "image"}),
+    frozenset({"depth", "vocabulary", "experts", "width", "image"}),
+    frozenset({"depth", "vocabulary", "experts", "image"}),
+    frozenset({"depth", "vocabulary", "experts"}),
+    frozenset({"depth"}),
+)
+"""Groups of rules in force, from the smallest model to the one nearest to its default."""
+
+INDEX_LISTS = (
+    r".*_index(es)?|.*_indices|.*attn_indexes|intermediate_layers_indices|cross_attention_layers|"
+    r"vision_feature_layer|encode_proj_layers|hybrid_layer_ids|kv_source_layers|insert_layer_id|"
+    r"full_attn_idxs|attn_layer_indices"
+)
+"""Fields that number layers: kept inside the layers that are left."""
+
+OVERRIDES: dict[str, dict[str, Any]] = {}
+"""Per model type: field (dotted into sub-configurations) -> value. Written after the rules."""

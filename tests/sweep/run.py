@@ -1,0 +1,332 @@
+"""Runs the sweep: builds each pair small, records it, measures it where asked, and appends one JSON line.
+
+    python -m tests.sweep.run [--family NAME] [--only TEXT] [--limit N] [--out FILE] [--measure] [--write-docs]
+
+An interrupted run goes on where it stopped: pairs that FILE already has are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from preflop.account import Account
+from preflop.accounting import account_tape
+from preflop.measure.memory import measure_steps
+from preflop.measure.verify import _has_convolution, _priced_flops, counted_flops, oracle_wrong
+from preflop.record.subject_tape import record_subject
+from preflop.subject import Subject, resolve
+
+from .batches import batches
+from .others import other_pairs
+from .pairs import FAMILIES, Pair, transformers_pairs
+from .rules import LEVELS
+from .shrink import small_config
+
+OUT = Path("build/sweep.jsonl")
+LARGEST_REAL_PARAMETERS = 150_000_000
+"""A shrunk model beyond this is not built for real."""
+SECONDS_PER_PAIR = 60
+
+
+@dataclass
+class Row:
+    """What the sweep found of one pair: a line of the output."""
+
+    family: str
+    pair: str
+    status: str = ""
+    """answered, failed (the real step runs, the recording raises), not built (the sweep has no small
+    model and batch that run for real), too large, too slow."""
+    reason: str = ""
+    level: int = 0
+    batch: str = ""
+    parameters: int = 0
+    record_s: float = 0.0
+    predicted_bytes: int = 0
+    predicted_first_bytes: int = 0
+    measured_bytes: int = 0
+    measured_first_bytes: int = 0
+    measured_error: str = ""
+    """Why the real step was not measured."""
+    convolutions: bool = False
+    flops: int = 0
+    counted_flops: int = 0
+    oracle_wrong: list[str] = field(default_factory=list)
+    unknown: dict[str, int] = field(default_factory=dict)
+    assumptions: list[str] = field(default_factory=list)
+    peak_op: str = ""
+    torch_version: str = torch.__version__
+    threads: int = 0
+
+    @property
+    def error(self) -> float | None:
+        """The larger relative error of the two peaks, signed; None where nothing was measured."""
+        if not self.measured_bytes:
+            return None
+        steady = self.predicted_bytes / self.measured_bytes - 1
+        first = self.predicted_first_bytes / self.measured_first_bytes - 1
+        return max(steady, first, key=abs)
+
+
+class TooSlow(Exception):
+    """A pair took longer than `SECONDS_PER_PAIR`."""
+
+
+@contextlib.contextmanager
+def watchdog(seconds: int) -> Iterator[None]:
+    """Raises `TooSlow` in this process after so many seconds."""
+
+    def ring(*_: object) -> None:
+        raise TooSlow
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@dataclass
+class Candidate:
+    """A small model and a batch that may fit it."""
+
+    build: Callable[[], nn.Module]
+    batch: Any
+    level: int = 0
+    words: str = ""
+
+
+def candidates(pair: Pair) -> Iterator[Candidate]:
+    """Ways to build the pair small, the smallest first."""
+    import transformers
+
+    head = getattr(transformers, pair.head)
+    last: Exception | None = None
+    for level in range(len(LEVELS)):
+        try:
+            config = small_config(pair.model_type, level)
+            config.sweep_head = pair.head
+
+            def build(config: Any = config) -> nn.Module:
+                return head._from_config(config).train()
+
+            with torch.device("meta"):
+                parameters = sum(p.numel() for p in build().parameters())
+            if parameters > LARGEST_REAL_PARAMETERS:
+                last = last or ValueError(f"{parameters} parameters after shrinking")
+                continue
+            model = build()
+        except (TooSlow, KeyboardInterrupt):
+            raise
+        except Exception as error:  # noqa: BLE001 - not at this level
+            last = last or error
+            continue
+        for words, batch in batches(pair, config, model):
+            yield Candidate(build, batch, level, words)
+    if last is not None:
+        raise last
+
+
+def runs_for_real(candidate: Candidate) -> Exception | None:
+    """None where a real forward and backward of the candidate runs; what it raises otherwise."""
+    from preflop.record.loop import call_model, default_loss, trainable
+
+    try:
+        model = candidate.build()
+        loss = default_loss(call_model(model, candidate.batch))
+        if trainable(model, loss):
+            loss.backward()
+    except TooSlow:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a model raises
+        return error
+    return None
+
+
+def _subject(candidate: Candidate) -> Subject:
+    return resolve(candidate.build, lambda: candidate.batch, optimizer="adamw-loop")
+
+
+def sweep_pair(pair: Pair, *, measure: bool) -> Row:
+    """Try one pair."""
+    row = Row(pair.family, pair.name, threads=torch.get_num_threads())
+    first_error: Exception | None = None
+    try:
+        with watchdog(SECONDS_PER_PAIR):
+            ways = candidates(pair) if isinstance(pair, Pair) else pair.candidates()
+            while True:
+                try:
+                    candidate = next(ways, None)
+                except TooSlow:
+                    raise
+                except Exception as error:  # noqa: BLE001
+                    first_error = first_error or error
+                    candidate = None
+                if candidate is None:
+                    row.status, row.reason = "not built", _words(first_error)
+                    break
+                error = runs_for_real(candidate)
+                if error is not None:
+                    first_error = first_error or error
+                    continue
+                _try(row, candidate, measure=measure)
+                break
+    except TooSlow:
+        row.status = row.status or "too slow"
+        row.measured_error = "too slow"
+    return row
+
+
+def _try(row: Row, candidate: Candidate, *, measure: bool) -> None:
+    row.level, row.batch = candidate.level, candidate.words
+    subject = _subject(candidate)
+    began = time.perf_counter()
+    try:
+        account = account_tape(record_subject(subject))
+    except TooSlow:
+        raise
+    except Exception as error:  # noqa: BLE001 - this is what the sweep looks for
+        row.status, row.reason = "failed", _words(error)
+        return
+    row.record_s = round(time.perf_counter() - began, 2)
+    _predicted(row, account)
+    row.status = "answered"
+    if measure:
+        _measure(row, subject)
+
+
+def _predicted(row: Row, account: Account) -> None:
+    tape, memory = account.tape, account.memory
+    row.parameters = sum(
+        _count(p.shape) for p in {p.storage: p for p in tape.parameters}.values()
+    )
+    row.predicted_bytes, row.predicted_first_bytes = memory.peak_bytes, memory.first_step_peak_bytes
+    row.peak_op = memory.peak_op
+    row.convolutions = _has_convolution(tape)
+    row.flops = _priced_flops(account)
+    row.oracle_wrong = oracle_wrong(tape)
+    row.unknown = dict(account.flops.unknown)
+    row.assumptions = list(tape.assumptions)
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _measure(row: Row, subject: Subject) -> None:
+    try:
+        measured = measure_steps(subject)
+        row.measured_bytes, row.measured_first_bytes = measured.steady_peak_bytes, measured.first_step_peak_bytes
+        row.counted_flops = counted_flops(subject)
+    except TooSlow:
+        raise
+    except Exception as error:  # noqa: BLE001
+        row.measured_error = _words(error)
+
+
+def _words(error: BaseException | None) -> str:
+    if error is None:
+        return "no candidate"
+    frames = traceback.extract_tb(error.__traceback__)
+    cause = error.__cause__ or error
+    deepest = traceback.extract_tb(cause.__traceback__)
+    where = (deepest or frames)[-1] if (deepest or frames) else None
+    place = f" [{Path(where.filename).name}:{where.lineno}]" if where else ""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {' '.join(line.strip() for line in lines)[:300]}{place}"
+
+
+def all_pairs() -> list[Any]:
+    """transformers' pairs, then peft's and torch's own."""
+    return [*transformers_pairs(), *other_pairs()]
+
+
+def read_rows(out: Path) -> dict[str, Row]:
+    """The last row of each pair."""
+    rows: dict[str, Row] = {}
+    if out.is_file():
+        for line in out.read_text().splitlines():
+            fields = json.loads(line)
+            rows[fields["pair"]] = Row(**fields)
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sweep.run", description=__doc__)
+    parser.add_argument("--family", help=f"one of: {', '.join(FAMILIES)}, peft, torch")
+    parser.add_argument("--only", help="pairs whose name contains this")
+    parser.add_argument("--limit", type=int, help="stop after so many pairs")
+    parser.add_argument("--every", type=int, default=1, help="take each Nth pair: a sample of all families")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--measure", action="store_true", help="run real steps too")
+    parser.add_argument("--again", default="", help="repeat rows of this status (or 'unmeasured', 'all')")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/coverage.md from FILE")
+    options = parser.parse_args(arguments)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    warnings.simplefilter("ignore")
+    _quiet()
+    if not options.write_docs or options.family or options.only or options.limit:
+        _sweep(options)
+    if options.write_docs:
+        from .coverage import write_coverage
+
+        write_coverage(read_rows(options.out), all_pairs())
+    return 0
+
+
+def _quiet() -> None:
+    import logging
+
+    logging.disable(logging.WARNING)
+
+
+def _sweep(options: argparse.Namespace) -> None:
+    known = read_rows(options.out)
+    chosen = [
+        pair
+        for pair in all_pairs()
+        if (options.family is None or pair.family == options.family)
+        and (options.only is None or options.only.lower() in pair.name.lower())
+    ][:: options.every]
+    done = 0
+    for pair in chosen:
+        row = known.get(pair.name)
+        if row is not None and not _again(row, options.again):
+            continue
+        if options.limit is not None and done >= options.limit:
+            break
+        done += 1
+        found = sweep_pair(pair, measure=options.measure)
+        with options.out.open("a") as lines:
+            lines.write(json.dumps(asdict(found)) + "\n")
+        error = found.error
+        shown = "" if error is None else f" {error:+.4%}"
+        print(f"{found.status:10} {pair.name}{shown} L{found.level} {found.record_s}s {found.batch} {found.reason[:150]}", flush=True)
+
+
+def _again(row: Row, which: str) -> bool:
+    unmeasured = row.status == "answered" and not row.measured_bytes
+    return which == "all" or row.status == which or (which == "unmeasured" and unmeasured)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
