@@ -85,9 +85,9 @@ def test_a_dtype_without_a_peak_is_said_and_never_guessed():
 
 
 def test_mfu_at_the_lower_bound_is_at_most_one():
-    """A step of nothing but one matmul, all compute: MFU of the expectation = the measured ratio."""
+    """One matmul, all compute: MFU of the expectation = what matmuls of models were measured to reach."""
     result = times([row(flops=10**18, moved=1)]).time
-    assert result.mfu == pytest.approx(0.803)
+    assert result.mfu == pytest.approx(0.803 * 0.926)
     assert result.mfu_basis == "expected_s"
     assert result.peak_dtype == "bfloat16"
 

@@ -117,7 +117,9 @@ class _Compiled:
 
     def _rates_on(self, device: Device) -> RowRates:
         if device.id not in self._rates:
-            self._rates[device.id] = row_rates(self._work.kinds, self._work.dtypes, device, tf32=self.tf32)
+            self._rates[device.id] = row_rates(
+                self._work.ops, self._work.kinds, self._work.dtypes, device, tf32=self.tf32
+            )
         return self._rates[device.id]
 
 
@@ -444,6 +446,7 @@ class _Steps:
             for index, row in enumerate(self._order)
         ]
         self.dtypes = [row.key[-2] for row in self._order]
+        self.ops = [row.key[0] for row in self._order]
         self._pairs = list(_may_be_one(self._order, self._sizes))
 
     def at(

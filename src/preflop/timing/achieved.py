@@ -14,6 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from preflop.hardware.device import Device, peak_name
+from preflop.timing.this import is_this, this_table
 
 if sys.version_info >= (3, 11) or TYPE_CHECKING:
     import tomllib
@@ -37,14 +38,24 @@ def _table() -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def launch_s() -> float:
-    """Seconds the host needs to launch one kernel, back to back. Source: `achieved.toml`."""
-    return float(_table()["launch"]["launch_s"]["value"])
+def launch_s(device: Device | None = None) -> float:
+    """Seconds the host needs to launch one kernel, back to back. Source: `achieved.toml`.
+
+    Args:
+        device: this machine, calibrated, has a measured figure of its own.
+    """
+    return _of_launching("launch_s", device)
 
 
-def smallest_kernel_s() -> float:
+def smallest_kernel_s(device: Device | None = None) -> float:
     """Seconds that a kernel takes on the device however little it does. Source: `achieved.toml`."""
-    return float(_table()["launch"]["smallest_kernel_s"]["value"])
+    return _of_launching("smallest_kernel_s", device)
+
+
+def _of_launching(name: str, device: Device | None) -> float:
+    if device is not None and is_this(device):
+        return float(this_table()["launch"][name])
+    return float(_table()["launch"][name]["value"])
 
 
 def achieved_matmul(device: Device, dtype: str) -> Achieved | None:
@@ -53,21 +64,43 @@ def achieved_matmul(device: Device, dtype: str) -> Achieved | None:
     Else of the device's bfloat16 (or first) matmul, else the median of its vendor's devices.
     """
     name = peak_name(dtype)
-    own = _table()["devices"].get(device.id, {}).get("matmul", {})
+    if is_this(device):
+        return Achieved(1.0, f"{name} matmuls as `preflop calibrate` measured them here, the best of them")
+    own = _table()["devices"].get(_measured(device), {}).get("matmul", {})
     for candidate in (name, "bfloat16", *own):
         if candidate in own:
             basis = _basis(f"{device.name} {candidate} matmul", own[candidate])
             caution = f"nobody measured {name} matmuls on it: {candidate}'s share stands in"
-            return Achieved(own[candidate]["ratio"], basis, "" if candidate == name else caution)
+            return _typical(own[candidate], basis, "" if candidate == name else caution)
     return _vendor_median(device, "matmul", name) or _vendor_median(device, "matmul", "bfloat16")
 
 
 def achieved_bandwidth(device: Device) -> Achieved | None:
     """Share of the memory bandwidth as sold that a copy reached, else the vendor's median."""
-    own = _table()["devices"].get(device.id, {}).get("bandwidth")
+    if is_this(device):
+        return Achieved(1.0, "bandwidth as `preflop calibrate` measured it here")
+    own = _table()["devices"].get(_measured(device), {}).get("bandwidth")
     if own:
         return Achieved(own["ratio"], _basis(f"{device.name} memory", own))
     return _vendor_median(device, "bandwidth", None)
+
+
+def _measured(device: Device) -> str:
+    """The device itself, or the one with the same die whose measurements stand in."""
+    table = _table()
+    if device.id in table["devices"]:
+        return device.id
+    return str(table["same_die"].get(device.id, device.id))
+
+
+def _typical(figure: dict[str, Any], basis: str, caution: str) -> Achieved:
+    """A measured share; where the figure is the best of many shapes, what shapes of models reach of it."""
+    typical = _table()["typical"]
+    if figure["source"] not in typical["of"]:
+        return Achieved(figure["ratio"], basis, caution)
+    share = typical["share"]
+    words = f"{basis}, the best of many shapes; those of models reach {share:.1%} of that ({typical['source']})"
+    return Achieved(figure["ratio"] * share, words, caution)
 
 
 def _basis(what: str, figure: dict[str, Any]) -> str:

@@ -36,6 +36,8 @@ class RooflineRow:
     """FLOPs / peak; 0 where there is no peak for it."""
     bandwidth_s: float
     """Bytes / bandwidth."""
+    flops: int = 0
+    """What `compute_s` is of: only attended pairs of attention."""
 
 
 def ceiling(device: Device, kind: str, dtype: str, tf32: bool = False) -> Ceiling:
@@ -82,7 +84,7 @@ def on_roofline(row: OperatorRow, device: Device, tf32: bool = False) -> Rooflin
         bound=bound if known and max(compute_s, bandwidth_s) > 0 else None,
         time_s=max(compute_s, bandwidth_s) if bandwidth else None,
     )
-    return RooflineRow(priced, top, compute_s, bandwidth_s)
+    return RooflineRow(priced, top, compute_s, bandwidth_s, flops)
 
 
 def device_ridge_point(device: Device, dtype: str) -> float | None:

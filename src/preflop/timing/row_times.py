@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from preflop.hardware.device import Device
-from preflop.timing.achieved import (
-    achieved_bandwidth,
-    achieved_matmul,
-    launch_s,
-    smallest_kernel_s,
-)
+from preflop.timing.achieved import launch_s, smallest_kernel_s
+from preflop.timing.kernels import family
+from preflop.timing.rates import KernelRate, kernel_rate
 from preflop.timing.roofline import MATMUL_LIKE, bandwidth_bytes_per_s, ceiling
 
 if TYPE_CHECKING:
@@ -38,16 +35,18 @@ class RowRates:
 
     flops_per_s: np.ndarray
     """Dense peak; infinite where there is none, so that the row is priced by its bytes."""
-    compute_ratio: np.ndarray
-    """Share of that peak that kernels reach."""
+    device: Device
     bytes_per_s: float | None
-    bandwidth_ratio: float
+    kernels: tuple[tuple[np.ndarray, KernelRate], ...]
+    """Rows, and what kernels of their family reach."""
     expects: bool
     """Whether every rate was measured, so that there is an expectation."""
 
 
-def row_rates(kinds: Sequence[str], dtypes: Sequence[str], device: Device, *, tf32: bool) -> RowRates:
-    """The rates of rows of these kinds and dtypes.
+def row_rates(
+    ops: Sequence[str], kinds: Sequence[str], dtypes: Sequence[str], device: Device, *, tf32: bool
+) -> RowRates:
+    """The rates of rows of these operators, kinds and dtypes.
 
     Args:
         kinds: per row: matmul, attention, convolution or other; "" for a row that does no arithmetic.
@@ -55,20 +54,17 @@ def row_rates(kinds: Sequence[str], dtypes: Sequence[str], device: Device, *, tf
     import numpy as np
 
     tops = [ceiling(device, kind, dtype, tf32) for kind, dtype in zip(kinds, dtypes)]
-    matmul_like = [kind in MATMUL_LIKE for kind in kinds]
-    reached = {top.dtype: achieved_matmul(device, top.dtype) for top, m in zip(tops, matmul_like) if m}
-    bandwidth = achieved_bandwidth(device)
-    missing = any(m and top.flops_per_s is None for top, m in zip(tops, matmul_like))
-    ratios = []
-    for top, matmul in zip(tops, matmul_like):
-        rate = reached.get(top.dtype) if matmul else None
-        ratios.append(rate.ratio if rate else 1.0)
+    missing = any(kind in MATMUL_LIKE and top.flops_per_s is None for kind, top in zip(kinds, tops))
+    alike: dict[tuple[str, str], list[int]] = {}
+    for index, (op, kind, top) in enumerate(zip(ops, kinds, tops)):
+        alike.setdefault((family(op, kind), top.dtype), []).append(index)
+    rates = [(np.array(rows), kernel_rate(device, kind, dtype)) for (kind, dtype), rows in alike.items()]
     return RowRates(
         np.array([top.flops_per_s or np.inf for top in tops], np.float64),
-        np.array(ratios, np.float64),
+        device,
         bandwidth_bytes_per_s(device),
-        bandwidth.ratio if bandwidth else 1.0,
-        not missing and bandwidth is not None and all(rate is not None for rate in reached.values()),
+        tuple((rows, rate) for rows, rate in rates if rate is not None),
+        not missing and all(rate is not None for _, rate in rates),
     )
 
 
@@ -89,13 +85,16 @@ def row_seconds(rates: RowRates, flops: np.ndarray, moved: np.ndarray, calls: np
     lower = float(np.maximum(compute_s, bytes_s).sum())
     if not rates.expects:
         return Seconds(lower, None, None)
+    each_flops = np.divide(flops, calls, out=np.zeros_like(compute_s), where=calls > 0)
+    each_moved = np.divide(moved, calls, out=np.zeros_like(compute_s), where=calls > 0)
+    for rows, rate in rates.kernels:
+        compute_s[rows] /= rate.compute_shares(each_flops[rows], each_moved[rows])
+        bytes_s[rows] /= rate.moving_shares(each_moved[rows])
     runs = moved > 0
     compute_s, bytes_s, calls = compute_s[runs], bytes_s[runs], calls[runs]
-    compute_s = compute_s / rates.compute_ratio[runs]
-    bytes_s = bytes_s / rates.bandwidth_ratio
-    floor_s = smallest_kernel_s() * calls
+    floor_s = smallest_kernel_s(rates.device) * calls
     device_s = float(np.maximum(np.maximum(compute_s, bytes_s), floor_s).sum())
     apart_s = float(np.maximum(compute_s + bytes_s, floor_s).sum())
-    launching_s = launch_s() * float(calls.sum())
+    launching_s = launch_s(rates.device) * float(calls.sum())
     expected = max(device_s, launching_s, lower)
     return Seconds(lower, expected, max(apart_s + launching_s, expected))

@@ -8,13 +8,9 @@ from dataclasses import dataclass
 from preflop.account import Time
 from preflop.formulas.utilization import model_flops_utilization
 from preflop.hardware.device import Device
-from preflop.timing.achieved import (
-    Achieved,
-    achieved_bandwidth,
-    achieved_matmul,
-    launch_s,
-    smallest_kernel_s,
-)
+from preflop.timing.achieved import launch_s, smallest_kernel_s
+from preflop.timing.kernels import family
+from preflop.timing.rates import KernelRate, kernel_rate
 from preflop.timing.roofline import BANDWIDTH, COMPUTE, MATMUL_LIKE, RooflineRow
 
 LAUNCH = "launch"
@@ -29,25 +25,15 @@ class StepTime:
     assumptions: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Rates:
-    """Shares of peak and bandwidth that kernels are expected to reach."""
-
-    matmul: dict[str, Achieved | None]
-    bandwidth: Achieved | None
-
-    def known(self) -> bool:
-        return self.bandwidth is not None and all(rate is not None for rate in self.matmul.values())
-
-
 def step_time(
     rows: Sequence[RooflineRow], device: Device, *, model_flops: int, tokens: int | None
 ) -> StepTime:
     """Seconds of one step on one device.
 
     lower_s: sum over operators of max(FLOPs / peak, bytes / bandwidth): every kernel perfect.
-    expected_s: the same at the rates that were measured, no kernel shorter than the smallest one
-        measured; or, where that is longer, what the host needs to launch the kernels one by one.
+    expected_s: the same at the rates that were measured for kernels of that family and size, no kernel
+        shorter than the smallest one measured; or, where that is longer, what the host needs to launch the
+        kernels one by one.
     upper_s: at the measured rates without any overlap: compute + bytes + a launch for every kernel.
 
     Args:
@@ -58,13 +44,14 @@ def step_time(
         return StepTime(NO_TIME, (_no_bandwidth(device),) if rows else ())
     lower = sum(max(row.compute_s, row.bandwidth_s) for row in rows)
     missing = sorted({row.ceiling.dtype for row in rows if _unpriced(row)})
-    rates = _rates(rows, device)
+    rates = [_rate(row, device) for row in rows]
     dominating = _dominating(rows)
     peak = dominating.ceiling.flops_per_s if dominating else None
     expected = upper = None
     bound = _bound(rows)
-    if rates.known() and not missing:
-        expected, upper, launch_bound = _expected(rows, rates, lower)
+    if all(rate is not None for rate in rates) and not missing:
+        priced = [(row, rate) for row, rate in zip(rows, rates) if rate is not None]
+        expected, upper, launch_bound = _expected(priced, lower, device)
         bound = LAUNCH if launch_bound else bound
     time_s = lower if expected is None else expected
     mfu = None
@@ -90,10 +77,8 @@ def _unpriced(row: RooflineRow) -> bool:
     return row.row.kind in MATMUL_LIKE and row.row.flops > 0 and row.ceiling.flops_per_s is None
 
 
-def _rates(rows: Iterable[RooflineRow], device: Device) -> _Rates:
-    dtypes = {row.ceiling.dtype for row in rows if row.row.kind in MATMUL_LIKE and row.row.flops}
-    matmul = {dtype: achieved_matmul(device, dtype) for dtype in sorted(dtypes)}
-    return _Rates(matmul, achieved_bandwidth(device))
+def _rate(row: RooflineRow, device: Device) -> KernelRate | None:
+    return kernel_rate(device, family(row.row.op, row.row.kind), row.ceiling.dtype)
 
 
 def _dominating(rows: Iterable[RooflineRow]) -> RooflineRow | None:
@@ -116,28 +101,30 @@ def _bound(rows: Iterable[RooflineRow]) -> str | None:
     return COMPUTE if compute > bandwidth else BANDWIDTH
 
 
-def _expected(rows: Iterable[RooflineRow], rates: _Rates, lower: float) -> tuple[float, float, bool]:
+def _expected(
+    priced: Iterable[tuple[RooflineRow, KernelRate]], lower: float, device: Device
+) -> tuple[float, float, bool]:
     """(expected seconds, upper seconds, whether launching is what takes the time)."""
-    floor = smallest_kernel_s()
+    floor = smallest_kernel_s(device)
     device_s = apart_s = 0.0
     kernels = 0
-    bandwidth = rates.bandwidth
-    for row in rows:
-        if row.row.read_bytes + row.row.write_bytes == 0:
+    for row, rate in priced:
+        moved = row.row.read_bytes + row.row.write_bytes
+        if moved == 0:
             continue  # a view: no kernel runs
-        rate = rates.matmul.get(row.ceiling.dtype) if row.row.kind in MATMUL_LIKE else None
-        compute_s = row.compute_s / (rate.ratio if rate else 1.0)
-        bytes_s = row.bandwidth_s / (bandwidth.ratio if bandwidth else 1.0)
-        kernels += row.row.calls
-        device_s += max(compute_s, bytes_s, floor * row.row.calls)
-        apart_s += max(compute_s + bytes_s, floor * row.row.calls)
-    launching_s = launch_s() * kernels
+        calls = row.row.calls
+        compute_s = row.compute_s / rate.compute_share(row.flops / calls, moved / calls)
+        bytes_s = row.bandwidth_s / rate.moving_share(moved / calls)
+        kernels += calls
+        device_s += max(compute_s, bytes_s, floor * calls)
+        apart_s += max(compute_s + bytes_s, floor * calls)
+    launching_s = launch_s(device) * kernels
     expected = max(device_s, launching_s, lower)
     return expected, max(apart_s + launching_s, expected), launching_s > max(device_s, lower)
 
 
 def _assumptions(
-    device: Device, rates: _Rates, missing: Sequence[str], expected: float | None
+    device: Device, rates: Sequence[KernelRate | None], missing: Sequence[str], expected: float | None
 ) -> Iterable[str]:
     for dtype in missing:
         yield (
@@ -147,12 +134,12 @@ def _assumptions(
     if expected is None and not missing:
         yield f"nobody measured what {device.vendor}'s kernels reach: no expected time, MFU from lower_s"
     if expected is not None:
-        figures = [rate for rate in (*rates.matmul.values(), rates.bandwidth) if rate is not None]
-        for words in dict.fromkeys([f.basis for f in figures] + [f.caution for f in figures if f.caution]):
+        bases = [words for rate in rates if rate is not None for words in rate.bases]
+        for words in dict.fromkeys(bases):
             yield f"expected time: {words}"
         yield (
-            f"expected time: the host launches a kernel every {launch_s() * 1e6:.0f} us and no kernel "
-            f"is shorter than {smallest_kernel_s() * 1e6:.1f} us"
+            f"expected time: the host launches a kernel every {launch_s(device) * 1e6:.2g} us and no kernel "
+            f"is shorter than {smallest_kernel_s(device) * 1e6:.2g} us"
         )
 
 

@@ -1,0 +1,125 @@
+"""What a kernel of a family is expected to reach on a device: shares of peak and bandwidth, with their basis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from preflop.hardware.device import Device
+from preflop.timing.achieved import Achieved, achieved_bandwidth, achieved_matmul
+from preflop.timing.kernels import (
+    BACKWARD_PRODUCTS,
+    Curve,
+    Family,
+    device_curve,
+    relative_to_elementwise,
+    size_of,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_COMPUTES = (Family.MATMUL, Family.BATCHED, Family.CONVOLUTION, Family.RECURRENT)
+
+
+@dataclass(frozen=True)
+class KernelRate:
+    """Shares of the dense peak and of the bandwidth as sold, as functions of one call's size."""
+
+    kind: Family
+    compute: Curve | None
+    """None: the kernel's arithmetic is not what is measured (element-wise); the share is 1."""
+    moving: Curve
+    relative: float = 1.0
+    """What `moving` is multiplied by: of softmax and norms measured on other devices."""
+    cautions: tuple[str, ...] = ()
+
+    @property
+    def bases(self) -> Iterator[str]:
+        """In words, what the shares stand on."""
+        for curve in (self.compute, self.moving):
+            if curve is not None:
+                yield curve.basis
+        yield from self.cautions
+
+    def compute_share(self, flops: float, moved: float) -> float:
+        """Share of the dense peak, for FLOPs counted as the model needs them."""
+        if self.compute is None:
+            return 1.0
+        return self.compute.at(size_of(self.kind, flops, moved)) / self._products
+
+    def moving_share(self, moved: float) -> float:
+        """Share of the bandwidth as sold."""
+        return self.moving.at(moved) * self.relative
+
+    def compute_shares(self, flops: np.ndarray, moved: np.ndarray) -> np.ndarray:
+        """`compute_share` of many calls."""
+        import numpy as np
+
+        if self.compute is None:
+            return np.ones_like(flops)
+        if self.kind is Family.BATCHED or self.kind.attends:
+            per_byte = np.divide(flops, moved, out=np.zeros_like(flops), where=moved > 0)
+            sizes = per_byte * (2.0 if self.kind.attends else 1.0)
+        else:
+            sizes = flops
+        return self.compute.at_each(sizes) / self._products
+
+    def moving_shares(self, moved: np.ndarray) -> np.ndarray:
+        """`moving_share` of many calls."""
+        return self.moving.at_each(moved) * self.relative
+
+    @property
+    def _products(self) -> float:
+        backward = self.kind.attends and "backward" in self.kind.value
+        return BACKWARD_PRODUCTS if backward else 1.0
+
+
+def kernel_rate(device: Device, kind: Family, dtype: str) -> KernelRate | None:
+    """What kernels of this family and dtype reach; None where nobody measured the device's vendor.
+
+    By size where single kernels were measured, else the one figure of `achieved.toml`.
+
+    >>> from preflop.hardware.catalog import find
+    >>> rate = kernel_rate(find("v100-pcie-32gb"), Family.MATMUL, "float32")
+    >>> rate.compute_share(1e11, 1e9) > rate.compute_share(5e9, 1e8)
+    True
+    """
+    moving, relative, said = _moving(device, kind)
+    if moving is None:
+        return None
+    if kind not in _COMPUTES and not kind.attends:
+        return KernelRate(kind, None, moving, relative, said)
+    curve = device_curve(device, kind, dtype)
+    if curve is None and kind is not Family.MATMUL:
+        curve = device_curve(device, Family.MATMUL, dtype) if kind is not Family.BATCHED else None
+    if curve is None:
+        figure = achieved_matmul(device, dtype)
+        if figure is None:
+            return None
+        curve, said = _constant(figure), (*said, *([figure.caution] if figure.caution else []))
+    return KernelRate(kind, curve, moving, 1.0, said)
+
+
+def _moving(device: Device, kind: Family) -> tuple[Curve | None, float, tuple[str, ...]]:
+    """(curve of bytes, factor on it, what to say of it)."""
+    family = kind if kind in (Family.SOFTMAX, Family.NORM) else Family.ELEMENTWISE
+    own = device_curve(device, family, "")
+    if own is not None:
+        return own, 1.0, ()
+    plain = device_curve(device, Family.ELEMENTWISE, "")
+    if plain is None:
+        figure = achieved_bandwidth(device)
+        if figure is None:
+            return None, 1.0, ()
+        plain = _constant(figure)
+    if family is Family.ELEMENTWISE:
+        return plain, 1.0, ()
+    factor = relative_to_elementwise(family)
+    words = f"{family.value} kernels move {factor:.0%} of what element-wise ones do: median of measured devices"
+    return plain, factor, (words,)
+
+
+def _constant(figure: Achieved) -> Curve:
+    return Curve((1.0,), (figure.ratio,), figure.basis)
