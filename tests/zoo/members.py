@@ -163,9 +163,24 @@ MEMBERS: tuple[Member, ...] = (
         tolerance=WITH_WORKSPACE,
         sample=True,
     ),
+    Member(
+        "resnet50-channels-last",
+        lambda: plain.ResNet().to(memory_format=torch.channels_last),
+        lambda: images().to(memory_format=torch.channels_last),
+        classes,
+        tolerance=WITH_WORKSPACE,
+    ),
     Member("mobilenet-depthwise", plain.mobilenet, images, classes, "rmsprop", tolerance=WITH_WORKSPACE),
     Member("convnext", plain.convnext, images, classes, tolerance=WITH_WORKSPACE),
     Member("unet", plain.UNet, images, squared, "adam-loop", tolerance=WITH_WORKSPACE, sample=True),
+    Member(
+        "resnet50-bf16",
+        plain.ResNet,
+        partial(images, side=128),
+        classes,
+        precision="bf16",
+        tolerance=WITH_WORKSPACE,
+    ),
     # recurrent, audio, tables
     Member("lstm", partial(plain.Recurrent, nn.LSTM), partial(ids, 8, 64), next_token, sample=True),
     Member(

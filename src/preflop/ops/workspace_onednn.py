@@ -183,10 +183,12 @@ def _blocked_backward(case: _Convolution, input_gradient: int, *, wants_weight: 
         result = case.blocked_bytes(case.x)
         peaks.append(copy + gradient + case.weight_bytes + result)
         through = case.gradient_computes_channels_last
-        peaks.append(copy + (_to_dense(case.x.bytes, channels_last=True) if through else result + case.x.bytes))
+        leaving = _to_dense(case.x.bytes, channels_last=True) if through else result + case.x.bytes
+        peaks.append(copy + leaving)
     if wants_weight:
         operands = 0 if case.weight_gradient_by_gemm else gradient + case.x_bytes
-        peaks.append(input_gradient + operands + case.weight_bytes + _reduction_bytes(case))
+        sums = _reduction_bytes(case) + _accumulator_bytes(case)
+        peaks.append(input_gradient + operands + case.weight_bytes + sums)
         peaks.append(input_gradient + case.weight_bytes + case.weight.bytes)
     return peaks
 
@@ -206,16 +208,29 @@ def _channels_last_weight_bytes(case: _Convolution) -> int:
 
 
 def _asks_onednn(case: _Convolution) -> bool:
-    """torch runs tiny convolutions by itself, and fp64 ones always.
+    """torch runs tiny convolutions by itself, 1 x 1 ones of few samples on one thread, and fp64 always.
 
     Source: aten/src/ATen/native/Convolution.cpp, `ConvParams::use_mkldnn`.
     """
     if case.x.dtype not in ("float32", "bfloat16", "float16"):
         return False
-    if case.itemsize < DTYPE_BYTES["float32"]:
+    if case.itemsize < DTYPE_BYTES["float32"] or case.transposed:
         return True
-    big = case.x.shape[0] > 1 or case.x.elements > 20480  # noqa: PLR2004
-    return thread_count() > 1 or case.groups > 1 or max(case.weight.shape[2:]) > 3 or big  # noqa: PLR2004
+    batch, kernel = case.x.shape[0], case.weight.shape[2:]
+    worth_it = (
+        max(case.stride) > 1
+        or batch >= _BATCH_WORTH_ONE_THREAD
+        or prod(kernel) > 1
+        or thread_count() > 1
+    )
+    big = batch > 1 or case.x.elements > _TINY_INPUT_ELEMENTS
+    return worth_it and (case.groups > 1 or min(kernel) > _SMALL_KERNEL or big)
+
+
+_BATCH_WORTH_ONE_THREAD = 16
+_TINY_INPUT_ELEMENTS = 20_480
+_SMALL_KERNEL = 3
+"""The limits of `use_mkldnn`."""
 
 
 def _reduction_bytes(case: _Convolution) -> int:
@@ -250,6 +265,12 @@ def _reduction_bytes(case: _Convolution) -> int:
             if now <= best:
                 best, chosen = now, over_rows
     return (chosen - 1) * case.weight_bytes
+
+
+def _accumulator_bytes(case: _Convolution) -> int:
+    """16-bit weight gradients are summed in fp32 first. Not counted: transposed operands per thread."""
+    narrow = case.itemsize < DTYPE_BYTES["float32"]
+    return case.weight_bytes // case.itemsize * DTYPE_BYTES["float32"] if narrow else 0
 
 
 # --------------------------------------------------------------------------------------------- LSTM
@@ -324,12 +345,13 @@ def lstm_layer_backward(sig: Signature) -> int:
     hidden = sig.inputs[2].shape[1]
     item = DTYPE_BYTES["float32"]
     bias = sig.inputs[1].shape[0] * item
-    missing = sum(argument(sig, position, name) is None for position, name in ((11, "grad_hy"), (12, "grad_cy")))
+    absent = (argument(sig, 11, "grad_hy"), argument(sig, 12, "grad_cy"))
+    missing = sum(value is None for value in absent)
     zeros = missing * batch * hidden * item
     again = 0
     for position in (1, 2):
         rows, columns = sig.inputs[position].shape
         if _leading_dimension(columns) != columns:
             again += rows * _leading_dimension(columns) * item
-    copy = contiguous_copy_bytes(sig.inputs[10]) if len(sig.inputs) > 10 else 0  # noqa: PLR2004
+    copy = contiguous_copy_bytes(sig.inputs[10]) if len(sig.inputs) > 10 else 0
     return bias + zeros + copy + again + _lstm_running_bytes(sig, length, batch)
