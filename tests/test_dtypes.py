@@ -191,3 +191,33 @@ def test_relative_error_is_at_most_half_epsilon(value: float) -> None:
         error = round_to(Fraction(value), number_format).relative_error
         if number_format.name != "int8":
             assert error is not None and error <= number_format.epsilon / 2
+
+
+def test_devices_compute_in_a_format_at_their_dense_rate():
+    """H100: bf16 989.4e12, fp8 of the OCP kind, no fp4; MI300X has the other fp8; scales are no numbers."""
+    from preflop.hardware.catalog import devices, find
+    from preflop.timing.formats import dense_flops_per_s, rates
+
+    formats = {number_format.name: number_format for number_format in number_formats()}
+    h100, mi300x = find("h100-sxm"), find("mi300x")
+    assert dense_flops_per_s(h100, formats["bf16"]) == 989.4e12
+    assert dense_flops_per_s(h100, formats["fp8-e4m3fn"]) == h100.peak_flops_per_s("fp8")
+    assert dense_flops_per_s(h100, formats["fp4-e2m1fn"]) is None
+    assert dense_flops_per_s(mi300x, formats["fp8-e4m3fn"]) is None
+    assert dense_flops_per_s(mi300x, formats["fp8-e4m3fnuz"]) == mi300x.peak_flops_per_s("fp8")
+    assert rates(devices(), formats["fp8-e8m0fnu"]) == {}
+    found = list(rates(devices(), formats["bf16"]).values())
+    assert found == sorted(found, reverse=True)
+
+
+def test_the_command_lists_devices(capsys):
+    """`preflop dtypes --json` holds, per format, every device that computes in it."""
+    import json
+
+    from preflop.cli.main import run
+
+    assert run(["dtypes", "--json"]) == 0
+    found = {f["name"]: f["dense_flops_per_s"] for f in json.loads(capsys.readouterr().out)["formats"]}
+    assert found["bf16"]["h100-sxm5-80gb"] == 989.4e12
+    assert run(["dtypes", "--device", "h100-sxm"]) == 0
+    assert "989 TFLOP/s" in capsys.readouterr().out

@@ -64,7 +64,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Where recording meets the transforms: one block of a stack repeated, a few sizes fitted.
     "folding": {"subject", "record", "tape", "transforms"},
     "parametric": {"subject", "record", "tape", "transforms"},
-    "choosing": {"subject", "models", "plan", "tape", "tapes", "parametric"},
+    "choosing": COUNTS
+    | {"subject", "models", "plan", "tapes", "parametric", "accounting", "api", "transforms", "hardware"},
     "tapes": FACTS | {"subject", "tape", "transforms", "models", "hardware", "record", "parametric"},
     "measure": COUNTS
     | FACTS
@@ -80,7 +81,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "record",
         "folding",
         "tapes",
-        "choosing",
         "models",
         "measure",
         "accounting",
@@ -92,6 +92,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | FACTS
     | {
         "api",
+        "choosing",
         "subject",
         "models",
         "huggingface",
@@ -281,6 +282,7 @@ COMMANDS = [
     ["hardware", "--json"],
     ["fit", "--device", "h100-sxm", "--gpus", "8"],
     ["dtypes", "1e-8"],
+    ["precision"],
     ["einsum", "a b, b c, c d -> a d", "a=2", "b=3", "c=4", "d=5", "--device", "h100-sxm"],
     ["einsum", "b s (h d) -> b h s d", "b=2", "s=3", "h=4", "d=5", "--json"],
     ["models"],

@@ -56,7 +56,7 @@ def test_rows_name_line_reason_and_remedy(words, capsys):
     )
     assert "scaled_dot_product_attention" in merges[0]["instead"]
     moved = merges[0]["bytes"] + merges[0]["read_bytes"]
-    assert merges[0]["time_s"] == pytest.approx(moved / 3.35e12)
+    assert merges[0]["time_s"] == pytest.approx(moved / 3.35e12, rel=0.01)
     assert merges[0]["share"] == pytest.approx(merges[0]["time_s"] / found["step"]["time_s"])
 
 

@@ -19,6 +19,7 @@ from preflop.errors import PreflopError, nearest
 COMMANDS: dict[str, tuple[str, str]] = {
     "account": ("account", "Price one training step: memory, FLOPs, bytes moved, time, verdict."),
     "roofline": ("roofline", "Draw the step's operators on the device's roofline."),
+    "what-if": ("what_if", "Change one knob at a time: memory, work and time of each, what to change first."),
     "time": ("time_", "Days of training from parameters, tokens, GPUs and MFU."),
     "fit": ("fit", "The largest model, or batch, that fits."),
     "verify": ("verify", "Run two real steps here and compare them with the prediction."),
@@ -28,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "hardware": ("hardware", "The devices Preflop knows, with a source for each figure."),
     "copies": ("copies", "Every copy a step makes without being asked: line, why, bytes, what instead."),
     "einsum": ("einsum", "Price an expression over named axes, forward and backward."),
+    "precision": ("precision", "Bytes per parameter by recipe; what autocast keeps in fp32, and its cost."),
     "dtypes": ("dtypes", "What each number format holds, and what a value becomes in it."),
 }
 

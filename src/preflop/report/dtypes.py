@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from preflop.dtypes import Effect, NumberFormat, Rounding
 
+from preflop.hardware.device import Device
+from preflop.timing.formats import rates
+from preflop.units import si_text
+
 if TYPE_CHECKING:
     from rich.table import Table
+
+FASTEST_SHOWN = 3
 
 # What the table says of each effect; `{largest}` is the format's.
 _WORDS = {
@@ -23,15 +29,22 @@ _WORDS = {
 
 
 def dtypes_json(
-    formats: tuple[NumberFormat, ...], roundings: tuple[Rounding, ...] = (), asked: str | None = None
+    formats: tuple[NumberFormat, ...],
+    roundings: tuple[Rounding, ...] = (),
+    asked: str | None = None,
+    devices: tuple[Device, ...] = (),
 ) -> dict[str, Any]:
     """Every format's figures; with a value, what it becomes in each.
 
+    `dense_flops_per_s` holds the rate of each of `devices` that computes in the format, fastest first.
     An infinite result is the text "inf" or "-inf": JSON has no infinity.
     """
     found: dict[str, Any] = {
         "schema": "preflop.dtypes/1",
-        "formats": [asdict(number_format) for number_format in formats],
+        "formats": [
+            {**asdict(number_format), "dense_flops_per_s": rates(devices, number_format)}
+            for number_format in formats
+        ],
     }
     if asked is not None:
         found["value"] = asked
@@ -63,6 +76,28 @@ def dtypes_table(formats: tuple[NumberFormat, ...]) -> Table:
         values = (f.largest, f.smallest_normal, f.smallest_subnormal, f.epsilon)
         table.add_row(f.name, f"{f.bytes:g}", _bits_text(f), *map(_value_text, values))
     table.caption = "bits: sign + exponent + mantissa"
+    return table
+
+
+def rates_table(formats: tuple[NumberFormat, ...], devices: tuple[Device, ...]) -> Table:
+    """Which devices compute in each format, and the fastest with their dense rates."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("format", no_wrap=True)
+    if len(devices) > 1:
+        table.add_column("devices", justify="right", no_wrap=True)
+    table.add_column("dense rate")
+    for number_format in formats:
+        found = rates(devices, number_format)
+        shown = ", ".join(
+            f"{name} {si_text(rate, 'FLOP/s')}" for name, rate in list(found.items())[:FASTEST_SHOWN]
+        )
+        cells = [number_format.name] + ([str(len(found))] if len(devices) > 1 else [])
+        table.add_row(*cells, shown or "none in the catalog")
+    if len(devices) > FASTEST_SHOWN:
+        table.caption = f"of {len(devices)} devices, the fastest {FASTEST_SHOWN}; --json has all"
     return table
 
 
