@@ -20,15 +20,17 @@ if TYPE_CHECKING:
     from preflop.api import account as account
     from preflop.api import record as record
     from preflop.api import verify as verify
+    from preflop.choosing import choices as choices
+    from preflop.choosing import what_if as what_if
     from preflop.errors import PreflopError as PreflopError
     from preflop.ledgers.copies import copies_ledger as copies_ledger
     from preflop.ledgers.flops import flops_ledger as flops_ledger
     from preflop.ledgers.ledger import Ledger as Ledger
     from preflop.ledgers.memory import memory_ledger as memory_ledger
     from preflop.ledgers.traffic import traffic_ledger as traffic_ledger
-    from preflop.measure.utilization import Meter as Meter
     from preflop.measure.no_copies import no_copies as no_copies
     from preflop.measure.no_copies import same_storage as same_storage
+    from preflop.measure.utilization import Meter as Meter
     from preflop.tape.events import Tape as Tape
     from preflop.tape.file import load as load_tape
     from preflop.tape.file import save as save_tape
@@ -42,6 +44,8 @@ _HOMES = {
     "account": "api.account",
     "record": "api.record",
     "verify": "api.verify",
+    "choices": "choosing.choices",
+    "what_if": "choosing.what_if",
     "PreflopError": "errors.PreflopError",
     "Ledger": "ledgers.ledger.Ledger",
     "flops_ledger": "ledgers.flops.flops_ledger",

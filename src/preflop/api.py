@@ -69,10 +69,10 @@ def account(
         recompute=recompute, keep_output=keep_output, device=target.id if target else "cpu",
         gpus=gpus, shard=shard,
     )
-    return account_tape(_tape(subject), target)
+    return account_tape(tape_of_subject(subject), target)
 
 
-def _tape(subject: Subject) -> Tape:
+def tape_of_subject(subject: Subject) -> Tape:
     """The subject's tape: shipped with the package where there is one, else recorded now."""
     from preflop.tapes.choose import shipped
 

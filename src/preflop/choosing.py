@@ -1,18 +1,28 @@
 """A model ready to be priced at any choice: shipped tapes where there are, else recorded ones.
 
-May import: tapes, subject, models.catalog, plan; record [torch] through `parametric`, when called.
+May import: tapes, subject, models.catalog, plan, accounting, api; record [torch] through `parametric`, when
+called.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from preflop.accounting import CPU, Account, account_tape, find_device
+from preflop.api import tape_of_subject
 from preflop.models.catalog import find
+from preflop.plan.choice import Choice
 from preflop.plan.choices import Choices
-from preflop.subject import RECOMPUTE, Subject, resolve
+from preflop.plan.what_if import DEVICES_TRIED, SPLIT, WhatIf, check_split
+from preflop.plan.what_if import what_if as plan_what_if
+from preflop.subject import RECOMPUTE, Subject, batch_sizes, resolve
+from preflop.tape.events import Tape
 from preflop.tape.sizes import ParametricTape
-from preflop.tapes.choose import shipped_at_any_size
+from preflop.tape.stack import Refused
+from preflop.tapes.choose import shipped, shipped_at_any_size
+from preflop.transforms.accumulation import accumulate
 
 SubjectAt = Callable[[int, "int | None"], Subject]
 
@@ -69,3 +79,108 @@ def _recorded(
         for after, most in regimes
         for tape in parametric_tapes(subject_at, has_sequence=has_sequence, after=after, most_seq=most)
     ]
+
+
+class Accounts:
+    """Prices the choices of one subject; a tape is made once for all devices that run the same kernels."""
+
+    def __init__(self, model: Any, batch: Any, given: Account | None = None, **options: Any) -> None:
+        """Takes the arguments of `preflop.account`.
+
+        Args:
+            given: the account of the subject as it is, where it was made already.
+        """
+        self._model, self._batch, self._options = model, batch, options
+        target = find_device(options.get("device", CPU))
+        sizes = batch_sizes(batch) if isinstance(model, str) and batch is not None else None
+        batch_size, seq = sizes or (None, None)
+        self.choice = Choice(
+            batch=batch_size, seq=seq, microbatches=options.get("microbatches", 1),
+            recompute=options.get("recompute", "none"), precision=options.get("precision", "fp32"),
+            optimizer=options.get("optimizer", "adamw"), device=CPU if target is None else target.id,
+        )  # fmt: skip
+        self._known: dict[Any, Tape] = {}
+        if given is not None:
+            self._known[self._key(self.choice)] = given.tape
+
+    def account(self, choice: Choice) -> Account:
+        """The account of a choice.
+
+        Raises:
+            PreflopError: it cannot be run.
+        """
+        target = find_device(choice.device)
+        key = self._key(choice)
+        if key not in self._known:
+            self._known[key] = _tape_of(self._subject(choice))
+        tape = self._known[key]
+        if tape.subject is not None:
+            tape = dataclasses.replace(
+                tape,
+                subject=dataclasses.replace(tape.subject, device=choice.device, precision=choice.precision),
+            )
+        return account_tape(tape, target)
+
+    def _subject(self, choice: Choice) -> Subject:
+        batch = self._batch
+        if choice.batch is not None:
+            batch = {"batch_size": choice.batch}
+            if choice.seq is not None:
+                batch["sequence_length"] = choice.seq
+        changed = {
+            "microbatches": choice.microbatches, "recompute": choice.recompute, "precision": choice.precision,
+            "optimizer": choice.optimizer, "device": choice.device,
+        }  # fmt: skip
+        return resolve(self._model, batch, **{**self._options, **changed})
+
+    @staticmethod
+    def _key(choice: Choice) -> Any:
+        """Equal for choices whose tapes are equal: devices of one compute capability run the same calls."""
+        target = find_device(choice.device)
+        kernels: Any = CPU if target is None else target.compute_capability or target.id
+        precision = "fp32" if choice.precision == "tf32" else choice.precision
+        return choice.but(device="", precision=precision), kernels
+
+
+def _tape_of(subject: Subject) -> Tape:
+    """As `api.account` gets it; microbatches of a shipped tape are repeated instead of recorded."""
+    if subject.microbatches > 1:
+        one = shipped(dataclasses.replace(subject, microbatches=1))
+        if one is not None:
+            try:
+                return accumulate(one, microbatches=subject.microbatches)
+            except Refused:
+                return tape_of_subject(subject)
+    return tape_of_subject(subject)
+
+
+def what_if(
+    model: Any,
+    batch: Any = None,
+    *,
+    devices: Sequence[str] = DEVICES_TRIED,
+    split: int | None = None,
+    given: Account | None = None,
+    progress: Callable[[str], None] | None = None,
+    **options: Any,
+) -> WhatIf:
+    """One knob at a time from the given run: accumulation, recomputation, precision, optimizer, device.
+
+    Args:
+        model: as for `preflop.account`; so are `batch` and every other option.
+        devices: those to compare with.
+        split: microbatches that the batch is cut into; None: two, where the batch is even.
+        given: the account of the run as it is, where it was made already.
+        progress: is told what is being priced.
+
+    Raises:
+        PreflopError: something about the arguments; the message says what to do.
+    """
+    for name in devices:
+        find_device(name)
+    prices = Accounts(model, batch, given, **options)
+    if split is not None:
+        check_split(prices.choice.batch, split)
+    return plan_what_if(
+        prices.choice, prices.account, devices=devices, split=split or SPLIT, progress=progress
+    )

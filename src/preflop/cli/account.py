@@ -27,6 +27,9 @@ def command(
         str | None, typer.Option(help="Write a page with tables and pictures.", metavar="FILE")
     ] = None,
     tape: Annotated[str | None, typer.Option(help="Save the recorded step.", metavar="FILE.tape")] = None,
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="Also change one knob at a time (see `preflop what-if`).")
+    ] = False,
     as_json: words.AsJson = False,
 ) -> None:
     """Price one training step before it runs: what sits in memory and whether it fits, what work is
@@ -35,13 +38,14 @@ def command(
 
     count = read_count(top, "--top")
     _check_tape_name(tape)
-    priced = words.account_of(
-        model,
-        words.Options(
-            batch=batch, seq=seq, precision=precision, optimizer=optimizer, microbatches=microbatches,
-            recompute=recompute, device=device, gpus=gpus, shard=shard, batch_from=batch_from, loss=loss,
-        ),
+    options = words.Options(
+        batch=batch, seq=seq, precision=precision, optimizer=optimizer, microbatches=microbatches,
+        recompute=recompute, device=device, gpus=gpus, shard=shard, batch_from=batch_from, loss=loss,
     )  # fmt: skip
+    priced = words.account_of(model, options)
+    changed = None
+    if what_if:
+        changed, _ = words.what_if_of(model, options, devices=None, split=None, given=priced)
     if tape is not None:
         from preflop.tape.file import save
 
@@ -54,9 +58,16 @@ def command(
     if as_json:
         import json
 
-        typer.echo(json.dumps(priced.to_dict(), indent=2))
+        from preflop.report.what_if import what_if_json
+
+        extra = {} if changed is None else {"what_if": what_if_json(changed)}
+        typer.echo(json.dumps({**priced.to_dict(), **extra}, indent=2))
     else:
         priced.show(top=count)
+        if changed is not None:
+            from preflop.report.what_if import show_section
+
+            show_section(changed)
     if priced.memory.fits is False:
         raise typer.Exit(1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from preflop.accounting import Account
+    from preflop.plan.what_if import WhatIf
     from preflop.subject import Subject
 
 MODEL_HELP = (
@@ -75,6 +76,49 @@ def account_of(model: str, options: Options) -> Account:
     batch = _batch(options)
     with working(f"recording {model}"):
         return preflop.account(model, batch, **arguments)  # type: ignore[return-value]
+
+
+def what_if_of(
+    model: str, options: Options, *, devices: str | None, split: str | None, given: Account | None = None
+) -> tuple[WhatIf, str]:
+    """One change at a time from what the words name, and the words themselves as a headline.
+
+    Args:
+        given: the account of the run as it is, where it was made already.
+
+    Raises:
+        PreflopError: a name, number, file or subject that cannot be used; a split that does not divide.
+    """
+    from preflop.accounting import find_device
+    from preflop.choosing import what_if
+    from preflop.errors import PreflopError
+    from preflop.plan.what_if import DEVICES_TRIED, check_split
+    from preflop.quantity import read_count
+    from preflop.report.tables import headline
+    from preflop.tape.file import is_tape
+
+    if is_tape(model):
+        raise PreflopError(
+            f"{model} is a recording, and a changed step is recorded anew: name the model itself.\n"
+            "  A recording can only be priced on another device: `preflop account FILE.tape --device D`."
+        )
+    if devices is None:
+        names: tuple[str, ...] = DEVICES_TRIED
+    else:
+        names = tuple(name.strip() for name in devices.split(",") if name.strip() not in ("", "none"))
+    cut = None if split is None else read_count(split, "--split")
+    if cut is not None:
+        check_split(None if options.batch is None else read_count(options.batch, "--batch"), cut)
+    for name in names:
+        find_device(name)
+    if given is None:
+        given = account_of(model, options)
+    with working_on() as progress:
+        found = what_if(
+            model, _batch(options), devices=names, split=cut, given=given, progress=progress,
+            **_arguments(options),
+        )  # fmt: skip
+    return found, headline(given)
 
 
 def subject_of(model: str, options: Options) -> Subject:
@@ -160,11 +204,19 @@ def _batch(options: Options) -> Any:
 @contextmanager
 def working(words: str) -> Iterator[None]:
     """Says on standard error what is being done, where a person is looking."""
+    with working_on() as progress:
+        progress(words)
+        yield
+
+
+@contextmanager
+def working_on() -> Iterator[Callable[[str], None]]:
+    """Gives a function that says on standard error what is being done now, where a person is looking."""
     from rich.console import Console
 
     console = Console(stderr=True)
     if not console.is_terminal or os.environ.get("PREFLOP_QUIET"):
-        yield
+        yield lambda words: None
         return
-    with console.status(words):
-        yield
+    with console.status("") as status:
+        yield status.update

@@ -1,0 +1,206 @@
+"""What if: which changes are tried, what each keeps, how it is priced, and what is said first."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from preflop.account import Account
+from preflop.choosing import Accounts, what_if
+from preflop.errors import BadNumber, BadSubject, UnknownDevice
+from preflop.plan.choice import Choice, Route, route_of
+from preflop.plan.what_if import Keeps, WhatIf, change, changes, check_split
+from preflop.plan.what_if import what_if as plan_what_if
+from preflop.report.what_if import what_if_json, what_if_table
+
+H100 = "h100-sxm5-80gb"
+GIVEN = Choice(batch=8, seq=128, precision="bf16-mixed", device=H100)
+
+
+def prices() -> Accounts:
+    """gpt2-nano from the tapes that ship."""
+    size = {"batch_size": 8, "sequence_length": 128}
+    return Accounts("gpt2-nano", size, precision="bf16-mixed", device="h100-sxm")
+
+
+@pytest.fixture(scope="module")
+def shipped() -> WhatIf:
+    """The changes that need no recording: the split and the devices of shipped tapes."""
+    accounts = prices()
+
+    def account(choice: Choice) -> Account:
+        if (choice.recompute, choice.optimizer) != ("none", "adamw") or choice.precision not in SHIPPED:
+            raise BadSubject(f"not tried here: {choice.precision}.\n  More.")
+        return accounts.account(choice)
+
+    return plan_what_if(GIVEN, account, devices=("a100-80gb", "h200-sxm", "h100-sxm"))
+
+
+SHIPPED = ("fp32", "tf32", "bf16-mixed", "bf16")
+
+
+def test_one_knob_at_a_time() -> None:
+    """Each choice differs from the given one in its knob alone; a split keeps the samples of a step."""
+    for knob, _, choice, _ in changes(GIVEN):
+        before, after = vars(GIVEN), vars(choice)
+        differing = {name for name in before if before[name] != after[name]}
+        assert differing == ({"batch", "microbatches"} if knob == "batch" else {knob})
+        assert (choice.batch or 0) * choice.microbatches == 8
+
+
+def test_every_knob_is_turned() -> None:
+    """Accumulation, every other recomputation, every other precision, optimizers, devices but its own."""
+    from preflop.precision import PRECISIONS
+
+    tried: dict[str, list[str]] = {}
+    for knob, words, _, _ in changes(GIVEN):
+        tried.setdefault(knob, []).append(words)
+    assert tried["batch"] == ["batch 4, 2 microbatches"]
+    assert tried["recompute"] == ["recompute selective", "recompute block"]
+    assert set(tried["precision"]) == set(PRECISIONS) - {"bf16-mixed"}
+    assert {"adamw-fused", "adafactor", "momentum", "sgd"} <= set(tried["optimizer"])
+    assert "H100 SXM5 80GB" not in tried["device"]
+
+
+def test_several_microbatches_are_also_joined() -> None:
+    """4 microbatches of 2: also 2 of 4, and 8 of 1."""
+    given = Choice(batch=2, microbatches=4)
+    words = [words for knob, words, _, _ in changes(given) if knob == "batch"]
+    assert words == ["batch 1, 8 microbatches", "batch 4, 2 microbatches"]
+
+
+def test_an_odd_batch_is_not_cut() -> None:
+    """A batch of 7 has no half: no such row; a batch of one's own is not resized either."""
+    assert not [1 for knob, _, _, _ in changes(Choice(batch=7)) if knob == "batch"]
+    assert not [1 for knob, _, _, _ in changes(Choice(batch=None)) if knob == "batch"]
+
+
+def test_each_field_states_its_route() -> None:
+    """Every field of a choice says how a change of it is priced."""
+    assert {f.name: f.metadata["route"].value for f in dataclasses.fields(Choice)} == {
+        "batch": "resize", "seq": "resize", "microbatches": "resize", "recompute": "record",
+        "precision": "record", "optimizer": "record", "device": "record",
+    }  # fmt: skip
+    other = GIVEN.but(device="h200-sxm-141gb")
+    assert route_of(GIVEN, other, same_kernels=True) is Route.PRICE
+    assert route_of(GIVEN, other.but(precision="fp32"), same_kernels=True) is Route.RECORD
+
+
+def test_what_a_change_keeps() -> None:
+    """A fused AdamW is AdamW; SGD is not; bf16 weights without a master copy are rounded."""
+    kept = {words: keeps for _, words, _, keeps in changes(GIVEN)}
+    assert kept["adamw-fused"] is Keeps.MATHEMATICS
+    assert kept["sgd"] is Keeps.NOTHING
+    assert kept["fp32"] is kept["bf16-master"] is Keeps.WEIGHTS
+    assert kept["bf16"] is Keeps.ALGORITHM
+
+
+def test_rows_are_accounts(shipped: WhatIf) -> None:
+    """Each row's figures == those of `preflop.account` with that one argument changed."""
+    import preflop
+
+    size = {"batch_size": 8, "sequence_length": 128}
+    for words, changed in (("bf16", {"precision": "bf16"}), ("A100 SXM4 80GB", {"device": "a100-80gb"})):
+        row = next(row for row in shipped.rows if row.words == words)
+        options = {"precision": "bf16-mixed", "device": "h100-sxm", **changed}
+        account = preflop.account("gpt2-nano", size, **options)
+        assert row.outcome is not None
+        assert row.outcome.peak_bytes == account.memory.peak_bytes
+        assert row.outcome.reserved_bytes == account.memory.reserved_bytes
+        assert row.outcome.fits == account.memory.fits
+        assert row.outcome.moved_bytes == account.traffic.read_bytes + account.traffic.write_bytes
+        assert row.outcome.expected_s == account.time.expected_s
+
+
+def test_a_split_keeps_tokens_and_flops(shipped: WhatIf) -> None:
+    """Half the batch, twice the microbatches: the same tokens and model FLOPs, a lower peak."""
+    given, row = shipped.given.outcome, shipped.rows[0].outcome
+    assert given is not None
+    assert row is not None
+    assert (row.tokens, row.flops_model) == (given.tokens, given.flops_model)
+    assert row.peak_bytes < given.peak_bytes
+
+
+def test_what_cannot_be_run_says_why(shipped: WhatIf) -> None:
+    """A choice that is refused is a row without figures, with the first line of the reason."""
+    row = next(row for row in shipped.rows if row.words == "recompute block")
+    assert row.outcome is None
+    assert row.refused == "not tried here: bf16-mixed."
+    assert shipped.change(row).peak is None
+
+
+def test_json_and_table_say_the_same(shipped: WhatIf) -> None:
+    """Both have the given run and every row that has figures; the JSON is plain."""
+    said = json.loads(json.dumps(what_if_json(shipped)))
+    assert said["schema"] == "preflop.what-if/1"
+    assert len(said["rows"]) == len(shipped.rows)
+    assert said["advice"] == shipped.advice
+    shown = what_if_table(shipped).rows
+    assert len(shown) == 1 + sum(row.outcome is not None for row in shipped.rows)
+
+
+# -- what to change first ---------------------------------------------------------------------------
+
+
+def advised(**spare: int) -> str:
+    """The advice where the given run does not fit and named rows have so many bytes to spare."""
+    account = prices().account(GIVEN)
+
+    def account_of(choice: Choice) -> Account:
+        name = "given" if choice == GIVEN else str(next(w for _, w, c, _ in changes(GIVEN) if c == choice))
+        bytes_ = spare.get(name.replace(" ", "_").replace("-", "_"), -1)
+        peak = account.memory.peak_bytes - (bytes_ if name != "given" else 0)
+        memory = dataclasses.replace(account.memory, fits=bytes_ >= 0, spare_bytes=bytes_, peak_bytes=peak)
+        return dataclasses.replace(account, memory=memory)
+
+    return plan_what_if(GIVEN, account_of).advice
+
+
+def test_what_keeps_the_training_comes_first() -> None:
+    """Recomputation before another optimizer, though both make the run fit."""
+    said = advised(given=-5, recompute_block=10, sgd=10)
+    assert said.startswith("Change first: recompute block. The run does not fit, by 5 B;")
+
+
+def test_the_smallest_device_that_holds_it() -> None:
+    """Where nothing else helps: the least memory of the devices that fit."""
+    said = advised(given=-5, **{"H200_SXM_141GB": 9, "B200_SXM_(HGX)_180GB": 9})
+    assert said.startswith("Change first: the device.")
+    assert "H200 SXM 141GB" in said
+
+
+def test_where_nothing_fits_it_says_so() -> None:
+    """No single change makes it fit: the largest saving is named, and that it is not enough."""
+    said = advised(given=-5)
+    assert "does not fit, by 5 B" in said or "No single change" in said
+
+
+def test_faster_is_said_with_its_reason(shipped: WhatIf) -> None:
+    """A run that fits: the change that keeps weights and takes most time off, with a reason."""
+    assert shipped.advice.startswith(("Change first: ", "Change nothing"))
+
+
+def test_changes_are_per_token(shipped: WhatIf) -> None:
+    """FLOPs and bytes are compared per token: the same run with itself is no change."""
+    same = change(shipped.given.outcome, shipped.given.outcome)
+    assert (same.peak, same.flops, same.moved, same.time) == (0, 0, 0, 0)
+
+
+# -- bad input --------------------------------------------------------------------------------------
+
+
+def test_a_split_that_does_not_divide() -> None:
+    """8 into 3: an error with the divisors."""
+    with pytest.raises(BadNumber, match="batch of 8 cannot be split into 3 equal microbatches") as error:
+        check_split(8, 3)
+    assert "1, 2, 4, 8" in str(error.value)
+    with pytest.raises(BadNumber, match="needs a batch with a size"):
+        check_split(None, 2)
+
+
+def test_an_unknown_device_is_named_before_anything_is_priced() -> None:
+    """A wrong name among the devices is an error at once."""
+    with pytest.raises(UnknownDevice, match="h100-smx"):
+        what_if("gpt2-nano", {"batch_size": 2, "sequence_length": 16}, devices=("h100-smx",))
