@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from preflop.account import Account as Figures
 from preflop.account import DeviceFacts, Flops, Memory, OperatorRow, Traffic
+from preflop.collection import collection_put_off
 from preflop.device_memory import device_memory
 from preflop.errors import PreflopError
 from preflop.hardware.catalog import find
@@ -89,6 +90,11 @@ def account_tape(tape: Tape, device: Device | None = None) -> Account:
 
     Needs no torch.
     """
+    with collection_put_off():
+        return _account(tape, device)
+
+
+def _account(tape: Tape, device: Device | None) -> Account:
     counted = memory(tape)
     totals = flops_totals(tape)
     flops = _flops(tape, totals)

@@ -6,6 +6,7 @@ built here and torch is not imported; recording and measuring build from the sam
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import json
@@ -22,6 +23,16 @@ from preflop.optimizers import OptimizerSpec, find_optimizer
 from preflop.precision import Precision, find_precision
 
 RECOMPUTE = ("none", "block", "selective")
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """A stack of equal blocks by construction, and the same model with another number of them."""
+
+    path: str
+    """Dotted path of the stack in the model."""
+    count: int
+    build: Callable[[int], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +60,8 @@ class Subject:
     """Of a named model: which of our modules builds it."""
     sizes: tuple[int, int | None] | None = None
     """Of a named model: its batch size and sequence length."""
+    layers: Layers | None = None
+    """Of a named model: its equal blocks, of which fewer can be built."""
     casts_parameters: bool = True
     """Whether precision decides the parameters' dtype also for fp32 (named models), or a module's own
     dtypes stand unless a 16-bit precision is asked for."""
@@ -255,9 +268,16 @@ def _named_model(name: str, batch: Any, common: dict[str, Any]) -> Subject:
 
         return build(facts)
 
+    def build_layers(layers: int) -> Any:
+        from preflop.models.build import build
+
+        return build(dataclasses.replace(facts, layers=layers))
+
+    layers = Layers("blocks", facts.layers, build_layers) if facts.equal_blocks else None
     return Subject(
         name=facts.name, make_model=make_model, make_batch=make_batch, batch_text=text,
-        tokens=tokens, architecture=facts.architecture.value, sizes=sizes, **common,
+        tokens=tokens, architecture=facts.architecture.value, sizes=sizes,
+        layers=layers, **common,
     )
 
 

@@ -151,6 +151,11 @@ class ModelFacts:
         """True where the model reads images and not tokens."""
         return self.architecture.is_image
 
+    @property
+    def equal_blocks(self) -> bool:
+        """True where `layers` blocks of one kind follow each other (not the stages of a ResNet)."""
+        return self.architecture is not Architecture.RESNET
+
     def needed(self, fact: str) -> int:
         """A size that the architecture cannot be without.
 

@@ -13,7 +13,7 @@ FakeTensorMode, and reused.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from preflop.errors import BadSubject
 from preflop.ops.workspace_onednn import lstm_reserve_bytes
+from preflop.record.layouts import first_stride
 from preflop.record.storages import dtype_name
 from preflop.tape.events import TensorMeta
 
@@ -185,6 +186,9 @@ class FakeKernels:
             result = func(*fake_args, **fake_kwargs)
         flat, pack = flatten_result(result)
         outputs = tuple(plan_output(item, inputs) for item in flat)
+        stride = first_stride(func, inputs)
+        if stride is not None and isinstance(outputs[0], Fresh):
+            outputs = (replace(outputs[0], stride=stride), *outputs[1:])
         if torch.Tag.inplace_view in func.tags:
             outputs = (_reshaped(result, inputs),)
         elif func is aten.mkldnn_rnn_layer.default:

@@ -453,8 +453,9 @@ class Recorder(TorchDispatchMode):
         chosen = outputs[choice]
         if chosen is None or chosen.numel() * 8 > INTEGER_LIMIT_BYTES:
             return
-        outputs[choice] = assume.balanced_choice(func, args, kwargs, chosen.shape)
-        if func in (aten.topk.default, aten.multinomial.default):
+        laid_out = torch.empty_strided(chosen.shape, chosen.stride(), dtype=torch.int64)
+        outputs[choice] = laid_out.copy_(assume.balanced_choice(func, args, kwargs, chosen.shape))
+        if func in (aten.topk.default, aten.multinomial.default, aten.argmax.default):
             name = func.name().removeprefix("aten::")
             self.assumed(
                 f"{name} chooses by values that are not computed: taken as balanced "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from torch import nn
 
 from preflop.errors import BadSubject, PreflopError
 from preflop.record import prepare
-from preflop.record.fold import Fold, cut
+from preflop.record.fold import LEAST_SAVED, Fold, cut
 from preflop.record.loop import default_loss, train_step
 from preflop.record.optimizers import build_optimizer
 from preflop.record.recompute import apply_recompute
@@ -19,7 +21,7 @@ from preflop.record.recorder import Recorder
 from preflop.record.target import target_rules
 from preflop.subject import Subject, users_error
 from preflop.tape.events import ParameterInfo, Role, SubjectInfo, Tape
-from preflop.tape.stack import Stack
+from preflop.tape.stack import RECORDED, Stack
 
 STEPS = 2
 """The first makes the optimizer's states, the second is the steady state."""
@@ -53,6 +55,15 @@ def record_cut(subject: Subject, least_period: int = 1) -> CutTape:
     Raises:
         PreflopError: as `record_subject`; also where only the cut model does not run.
     """
+    layers = subject.layers
+    if layers is not None and isinstance(subject.recompute, str):
+        instances, rest = divmod(layers.count, least_period)
+        if rest == 0 and instances >= RECORDED + LEAST_SAVED:
+            fewer = dataclasses.replace(
+                subject, make_model=partial(layers.build, RECORDED * least_period)
+            )
+            stack = Stack(layers.path, 0, least_period, instances)
+            return CutTape(_record(fewer, [], []), (stack,), ())
     folds: list[Fold] = []
     reasons: list[str] = []
     tape = _record(subject, folds, reasons, least_period=least_period)
@@ -62,7 +73,8 @@ def record_cut(subject: Subject, least_period: int = 1) -> CutTape:
 def _record(
     subject: Subject, folds: list[Fold], reasons: list[str], *, least_period: int | None = None
 ) -> Tape:
-    """One recording. With `least_period`, stacks are cut: what was cut and why something was not go into the lists."""
+    """One recording. With `least_period`, stacks are cut: what was cut, and why something was not, go
+    into the lists."""
     recorder = Recorder()
     with recorder:
         recorder.recording = False

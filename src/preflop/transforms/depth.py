@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from preflop.collection import collection_put_off
 from preflop.tape.events import Call, Mark, ParameterInfo, Phase, Ref, Signature, Storage, Tape
 from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of
 from preflop.tape.stack import RECORDED, Refused, Stack
@@ -40,7 +41,8 @@ def deepen(tape: Tape, stack: Stack) -> Tape:
     Raises:
         Refused: the recorded blocks do not repeat.
     """
-    return _Unfold(tape, stack).run()
+    with collection_put_off():
+        return _Unfold(tape, stack).run()
 
 
 class _Unfold:
