@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from preflop.errors import BadSubject
 from preflop.ops.workspace_onednn import lstm_reserve_bytes
-from preflop.record.layouts import first_stride
+from preflop.record.layouts import WANTS_DENSE, first_stride
 from preflop.record.storages import dtype_name
 from preflop.tape.events import TensorMeta
 
@@ -174,10 +174,13 @@ class FakeKernels:
         twins: dict[int, torch.Tensor] = {}
 
         def twin(tensor: torch.Tensor) -> torch.Tensor:
-            if type(tensor) is FakeTensor:
+            dense = func in WANTS_DENSE and not tensor.is_contiguous()
+            if type(tensor) is FakeTensor and not dense:
                 return tensor
             if id(tensor) not in twins:
-                twins[id(tensor)] = self.like(tensor)
+                shape = tuple(tensor.shape)
+                stride = torch.empty(shape, device="meta").stride()
+                twins[id(tensor)] = self.empty(shape, stride, tensor.dtype) if dense else self.like(tensor)
             return twins[id(tensor)]
 
         fake_args, fake_kwargs = tree_map_only(torch.Tensor, twin, (tuple(args), dict(kwargs)))
@@ -186,7 +189,7 @@ class FakeKernels:
             result = func(*fake_args, **fake_kwargs)
         flat, pack = flatten_result(result)
         outputs = tuple(plan_output(item, inputs) for item in flat)
-        stride = first_stride(func, inputs)
+        stride = first_stride(func, tensors)
         if stride is not None and isinstance(outputs[0], Fresh):
             outputs = (replace(outputs[0], stride=stride), *outputs[1:])
         if torch.Tag.inplace_view in func.tags:

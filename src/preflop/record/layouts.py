@@ -52,6 +52,10 @@ _FIRST_OUTPUT = {
 }
 
 
+WANTS_DENSE = {aten.native_group_norm_backward.default}
+"""Operators whose fake kernel views its inputs and refuses other layouts; the real ones copy."""
+
+
 def first_stride(func: Any, inputs: list[torch.Tensor]) -> tuple[int, ...] | None:
     """Strides that the real kernel gives its first result; None where the fake kernel's are right."""
     rule = _FIRST_OUTPUT.get(func)
