@@ -63,14 +63,19 @@ def rows(git: str, kind: str) -> Iterator[dict[str, str]]:
 def listed(git: str, folder: str) -> list[str]:
     """Files of a folder at the repository's head."""
     out = subprocess.run(
-        ["git", "-C", git, "ls-tree", "-z", "--name-only", "HEAD", folder], capture_output=True, text=True, check=True
+        ["git", "-C", git, "ls-tree", "-z", "--name-only", "HEAD", folder],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return [name for name in out.stdout.split("\0") if name]
 
 
 def read(git: str, path: str) -> list[dict[str, str]]:
     """One CSV file; nothing where the repository lacks it."""
-    out = subprocess.run(["git", "-C", git, "show", f"HEAD:{path}"], capture_output=True, text=True, check=False)
+    out = subprocess.run(
+        ["git", "-C", git, "show", f"HEAD:{path}"], capture_output=True, text=True, check=False
+    )
     return list(csv.DictReader(io.StringIO(out.stdout)))
 
 

@@ -12,7 +12,6 @@ from preflop.tape.events import Tape
 from preflop.tape.stack import Refused
 from preflop.transforms.depth import deepen
 
-
 PERIODS = (1, 2)
 """Blocks per repetition that are tried: blocks that look alike may be treated alike in pairs only."""
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preflop.strides import contiguous_strides
 from preflop.ops.moved import distinct_bytes, union_bytes
 from preflop.ops.pricing import moved
 from preflop.ops.registry import Moved
+from preflop.strides import contiguous_strides
 from tests.ops.signatures import meta, signature
 
 F = 4  # bytes of a float32

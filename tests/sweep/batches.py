@@ -69,7 +69,7 @@ def text_config(config: Any) -> Any:
     """The language model's own part of the configuration."""
     try:
         return config.get_text_config(decoder=True)
-    except Exception:  # noqa: BLE001 - several decoders: the whole configuration will do
+    except Exception:
         return config
 
 
@@ -111,7 +111,11 @@ def image_side(config: Any) -> tuple[int, int]:
     """Height and width that the configuration asks for; 64 where it does not say."""
     for part in (config, getattr(config, "vision_config", None), getattr(config, "backbone_config", None),
                  getattr(config, "encoder", None)):
-        size = _first(part, ("image_size", "img_size", "pretrain_image_size", "input_size", "crop_size")) if part else None
+        size = (
+            _first(part, ("image_size", "img_size", "pretrain_image_size", "input_size", "crop_size"))
+            if part
+            else None
+        )
         if isinstance(size, int):
             return size, size
         if isinstance(size, dict):
@@ -137,7 +141,9 @@ def images(config: Any, batch: int = BATCH) -> Tensor:
     return torch.rand(batch, image_channels(config), height, width, generator=generator)
 
 
-def _vision(pair: Pair, config: Any, model: nn.Module, names: frozenset[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _vision(
+    pair: Pair, config: Any, model: nn.Module, names: frozenset[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     batch: dict[str, Any] = {}
     main = getattr(model, "main_input_name", "pixel_values")
     pixels = images(config)
@@ -167,7 +173,9 @@ def _vision(pair: Pair, config: Any, model: nn.Module, names: frozenset[str]) ->
 def _vision_labels(pair: Pair, config: Any, names: frozenset[str], height: int, width: int) -> dict[str, Any]:
     if "mask_labels" in names:
         return {
-            "mask_labels": [(torch.arange(2 * height * width).reshape(2, height, width) % 2).float() for _ in range(BATCH)],
+            "mask_labels": [
+                (torch.arange(2 * height * width).reshape(2, height, width) % 2).float() for _ in range(BATCH)
+            ],
             "class_labels": [torch.tensor([0, 1]) for _ in range(BATCH)],
         }
     if "labels" not in names or pair.mapping == "MASKED_IMAGE_MODELING":
@@ -190,7 +198,9 @@ def _vision_labels(pair: Pair, config: Any, names: frozenset[str], height: int, 
 # -- images and text ------------------------------------------------------------------------------
 
 
-def _image_text(pair: Pair, config: Any, model: nn.Module, names: frozenset[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _image_text(
+    pair: Pair, config: Any, model: nn.Module, names: frozenset[str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     if "pixel_values" in names and hasattr(model, "get_image_features") and _image_token(config) is not None:
         for layout in _layouts(config, names):
             count = _image_tokens(model, layout)
@@ -222,7 +232,9 @@ def _image_text(pair: Pair, config: Any, model: nn.Module, names: frozenset[str]
 
 
 def _image_token(config: Any) -> int | None:
-    value = _first(config, ("image_token_id", "image_token_index", "media_placeholder_token_id", "img_context_token_id"))
+    value = _first(
+        config, ("image_token_id", "image_token_index", "media_placeholder_token_id", "img_context_token_id")
+    )
     return value if isinstance(value, int) else None
 
 
@@ -230,13 +242,18 @@ def _layouts(config: Any, names: frozenset[str]) -> Iterator[dict[str, Any]]:
     vision = _first(config, ("vision_config", "vision_tower_config")) or config
     height, width = image_side(config)
     plain = images(config)
-    grid = next((n for n in ("image_grid_thw", "image_grid_hws", "grid_thws", "image_grid_hw") if n in names), None)
+    grid = next(
+        (n for n in ("image_grid_thw", "image_grid_hws", "grid_thws", "image_grid_hw") if n in names), None
+    )
     if grid is not None:
         patch = _first(vision, ("patch_size", "spatial_patch_size")) or 14
         patch = patch if isinstance(patch, int) else patch[0]
         frames = _first(vision, ("temporal_patch_size",)) or 1
         side = 4 * max(1, (_first(vision, ("spatial_merge_size",)) or 2) // 2)
-        for length in {image_channels(config) * frames * patch * patch, image_channels(config) * patch * patch}:
+        for length in {
+            image_channels(config) * frames * patch * patch,
+            image_channels(config) * patch * patch,
+        }:
             flat = torch.rand(BATCH * side * side, length)
             size = [1, side, side] if "thw" in grid else [side, side]
             yield {"pixel_values": flat, grid: torch.tensor([size] * BATCH)}
@@ -270,7 +287,7 @@ def _image_tokens(model: nn.Module, layout: dict[str, Any]) -> int:
     try:
         with torch.no_grad():
             found = model.get_image_features(**given)
-    except Exception:  # noqa: BLE001 - not this layout
+    except Exception:
         return 0
     found = getattr(found, "pooler_output", None) if not isinstance(found, (Tensor, list, tuple)) else found
     width = getattr(text_config(model.config), "hidden_size", None)
@@ -298,7 +315,9 @@ def _with_image(
         batch["attention_mask"] = torch.ones_like(tokens)
     if "labels" in names:
         batch["labels"] = (
-            torch.arange(BATCH) % 2 if "SequenceClassification" in pair.head else tokens.masked_fill(is_image.bool(), -100)
+            torch.arange(BATCH) % 2
+            if "SequenceClassification" in pair.head
+            else tokens.masked_fill(is_image.bool(), -100)
         )
     for name in ("token_type_ids", "mm_token_type_ids"):
         if name in names:
@@ -331,7 +350,10 @@ def _audio(pair: Pair, config: Any, names: frozenset[str]) -> Iterator[tuple[str
 def _sounds(config: Any, names: frozenset[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     part = _first(config, ("audio_config", "encoder_config", "encoder", "speech_encoder_config")) or config
     mels = (
-        _first(part, ("num_mel_bins", "n_mels", "input_feat_per_channel", "feature_projection_input_dim", "input_dim"))
+        _first(
+            part,
+            ("num_mel_bins", "n_mels", "input_feat_per_channel", "feature_projection_input_dim", "input_dim"),
+        )
         or _first(config, ("num_mel_bins", "input_feat_per_channel"))
         or 80
     )
@@ -349,7 +371,10 @@ def _sounds(config: Any, names: frozenset[str]) -> Iterator[tuple[str, dict[str,
         yield "", {"input_values": torch.rand(BATCH, 8000)}
         yield "", {"input_values": torch.rand(BATCH, 1, 8000)}
     if "input_ids" in names:
-        yield "text only", {"input_ids": ids(config), "attention_mask": torch.ones(BATCH, LENGTH, dtype=torch.long)}
+        yield (
+            "text only",
+            {"input_ids": ids(config), "attention_mask": torch.ones(BATCH, LENGTH, dtype=torch.long)},
+        )
 
 
 # -- series ---------------------------------------------------------------------------------------
@@ -372,7 +397,9 @@ def _series(config: Any, names: frozenset[str]) -> dict[str, Any]:
     if "target_values" in names:
         classes = "Classification" in getattr(config, "sweep_head", "")
         targets = getattr(config, "num_targets", 1)
-        batch["target_values"] = torch.zeros(BATCH, dtype=torch.long) if classes else torch.rand(BATCH, targets)
+        batch["target_values"] = (
+            torch.zeros(BATCH, dtype=torch.long) if classes else torch.rand(BATCH, targets)
+        )
     return batch
 
 

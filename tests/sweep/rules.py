@@ -31,7 +31,9 @@ class Rule(NamedTuple):
 
 RULES: tuple[Rule, ...] = (
     # Things that must stay: they are no sizes, or sizes that other fields follow from.
-    Rule(r"(max_)?num_channels|in_chans|channels|in_channels|type_vocab_size|chunk_size_feed_forward", "keep"),
+    Rule(
+        r"(max_)?num_channels|in_chans|channels|in_channels|type_vocab_size|chunk_size_feed_forward", "keep"
+    ),
     Rule(r".*(layerdrop|layer_drop|drop_path_rate)", "zero", group="always"),
     Rule(r"mask_time_prob|mask_feature_prob", "zero", group="always"),
     # Depth.
@@ -41,7 +43,9 @@ RULES: tuple[Rule, ...] = (
         r"text_encoder_num_layers|num_pooler_layers|pred_num_hidden_layers|query_dec_layers|"
         r"resampler_depth|num_global_layers|num_layers_per_stack|num_adapter_layers|"
         r"num_self_attends_per_block|decoder_config_layers|audio_layers|num_xvector_layers",
-        "cap", LAYERS, "depth",
+        "cap",
+        LAYERS,
+        "depth",
     ),
     Rule(r"max_window_layers|first_k_dense_replace|num_dense_layers", "cap", 1, "depth"),
     Rule(r"num_nextn_predict_layers|num_kv_shared_layers|mtp_.*layers", "zero", group="depth"),
@@ -52,7 +56,9 @@ RULES: tuple[Rule, ...] = (
         r"vocab_size|unpadded_vocab_size|(en|de)coder_vocab_size|vocab_size_per_layer_input|"
         r"text_encoder_vocab_size|entity_vocab_size|pronunciation_vocab_size|shape_vocab_size|"
         r"char_vocab_size|t2u_vocab_size",
-        "cap", VOCABULARY, "vocabulary",
+        "cap",
+        VOCABULARY,
+        "vocabulary",
     ),
     Rule(
         r"max_position_embeddings|n_positions|max_(en|de)coder_position_embeddings|n_ctx|max_seq_len|"
@@ -62,17 +68,30 @@ RULES: tuple[Rule, ...] = (
     # Experts.
     Rule(
         r"num_experts|n_routed_experts|num_local_experts|moe_num_experts|zero_expert_num|moe_num_local_experts",
-        "cap", EXPERTS, "experts",
+        "cap",
+        EXPERTS,
+        "experts",
     ),
-    Rule(r"num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts|experts_top_k|moe_top_k|router_topk", "cap", 2, "experts"),
+    Rule(
+        r"num_experts_per_tok(en)?|moe_topk|moe_k|top_k_experts|experts_top_k|moe_top_k|router_topk",
+        "cap",
+        2,
+        "experts",
+    ),
     Rule(r"n_group|topk_group|num_expert_group|moe_n_group|num_limited_groups", "cap", 1, "experts"),
     Rule(r"n_shared_experts|num_shared_experts|moe_num_shared_experts", "cap", 1, "experts"),
     # Heads and widths.
-    Rule(r"(swa_|text_)?(num_)?(attention_)?key_value_(attention_)?heads|.*num_(key_value|kv)_heads|n_kv_heads|"
-         r"num_query_groups|multi_query_group_num", "key_value"),
+    Rule(
+        r"(swa_|text_)?(num_)?(attention_)?key_value_(attention_)?heads|.*num_(key_value|kv)_heads|n_kv_heads|"
+        r"num_query_groups|multi_query_group_num",
+        "key_value",
+    ),
     Rule(r"(qk_)?rope_head_dim|qk_rope_head_dim", "cap", 8),
-    Rule(r"qk_nope_head_dim|v_head_dim|d_kv|attention_head_size|.*linear_(key|value)_head_dim|linear_head_dim",
-         "cap", HEAD_DIM),
+    Rule(
+        r"qk_nope_head_dim|v_head_dim|d_kv|attention_head_size|.*linear_(key|value)_head_dim|linear_head_dim",
+        "cap",
+        HEAD_DIM,
+    ),
     Rule(r"qk_head_dim", "cap", HEAD_DIM + 8),
     Rule(r"(global_|swa_)?head_dim|dim_head|key_dim", "cap", HEAD_DIM),
     Rule(r"query_pre_attn_scalar", "cap", HEAD_DIM),
@@ -84,13 +103,15 @@ RULES: tuple[Rule, ...] = (
         r"num_(en|de)coder_attention_heads|decoder_num_heads|swa_num_attention_heads|"
         r"num_sliding_attention_heads|pred_num_attention_heads|linear_num_(key|value)_heads|"
         r"linear_num_heads|index_n_heads|num_self_attention_heads|num_cross_attention_heads",
-        "cap", HEADS,
+        "cap",
+        HEADS,
     ),
     Rule(
         r"(moe_|shared_|shared_expert_|moe_shared_expert_|dense_|expert_)?intermediate_size(_mlp)?|.*ffn_dim|"
         r"d_ff|mlp_dim|n_inner|ffn_hidden_size|.*dim_feedforward|feed_forward_size|.*intermediate_size|"
         r"share_expert_dim|expert_ffn_hidden_size|ffn_size|linear_units",
-        "cap", 2 * HIDDEN,
+        "cap",
+        2 * HIDDEN,
     ),
     Rule(
         r"hidden_size|d_model|n_embd|dim|embed_dim|emb_dim|embedding_size|hidden_dim|projection_dim|"
@@ -102,7 +123,8 @@ RULES: tuple[Rule, ...] = (
         r"embedding_dim|pred_hidden_size|hidden_size_global|router_hidden_size|d_latents|width|"
         r"out_dim|proj_dim|encoder_embed_dim|decoder_embed_dim|classifier_proj_size|text_embed_dim|"
         r"image_token_embed_dim|neck_hidden_size|reduce_dim|codevector_dim|proj_codevector_dim",
-        "cap", HIDDEN,
+        "cap",
+        HIDDEN,
     ),
     Rule(r"hidden_size_per_layer_input", "cap", 16),
     Rule(r"hidden_sizes|embed_dims?|neck_hidden_sizes|layer_dims|stage_dims", "shrink", 4, "channels"),

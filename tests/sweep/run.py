@@ -134,7 +134,7 @@ def candidates(pair: Pair) -> Iterator[Candidate]:
             model = build()
         except (TooSlow, KeyboardInterrupt):
             raise
-        except Exception as error:  # noqa: BLE001 - not at this level
+        except Exception as error:
             last = last or error
             continue
         for words, batch in batches(pair, config, model):
@@ -154,7 +154,7 @@ def runs_for_real(candidate: Candidate) -> Exception | None:
             loss.backward()
     except TooSlow:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever a model raises
+    except Exception as error:
         return error
     return None
 
@@ -175,7 +175,7 @@ def sweep_pair(pair: Pair, *, measure: bool) -> Row:
                     candidate = next(ways, None)
                 except TooSlow:
                     raise
-                except Exception as error:  # noqa: BLE001
+                except Exception as error:
                     first_error = first_error or error
                     candidate = None
                 if candidate is None:
@@ -201,7 +201,7 @@ def _try(row: Row, candidate: Candidate, *, measure: bool) -> None:
         account = account_tape(record_subject(subject))
     except TooSlow:
         raise
-    except Exception as error:  # noqa: BLE001 - this is what the sweep looks for
+    except Exception as error:
         row.status, row.reason = "failed", _words(error)
         return
     row.record_s = round(time.perf_counter() - began, 2)
@@ -235,11 +235,14 @@ def _count(shape: tuple[int, ...]) -> int:
 def _measure(row: Row, subject: Subject) -> None:
     try:
         measured = measure_steps(subject)
-        row.measured_bytes, row.measured_first_bytes = measured.steady_peak_bytes, measured.first_step_peak_bytes
+        row.measured_bytes, row.measured_first_bytes = (
+            measured.steady_peak_bytes,
+            measured.first_step_peak_bytes,
+        )
         row.counted_flops = counted_flops(subject)
     except TooSlow:
         raise
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         row.measured_error = _words(error)
 
 
@@ -320,7 +323,10 @@ def _sweep(options: argparse.Namespace) -> None:
             lines.write(json.dumps(asdict(found)) + "\n")
         error = found.error
         shown = "" if error is None else f" {error:+.4%}"
-        print(f"{found.status:10} {pair.name}{shown} L{found.level} {found.record_s}s {found.batch} {found.reason[:150]}", flush=True)
+        print(
+            f"{found.status:10} {pair.name}{shown} L{found.level} {found.record_s}s {found.batch} {found.reason[:150]}",
+            flush=True,
+        )
 
 
 def _again(row: Row, which: str) -> bool:

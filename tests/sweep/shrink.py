@@ -7,7 +7,9 @@ from typing import Any
 
 from .rules import HEAD_DIM, HEADS, HIDDEN, INDEX_LISTS, LAYERS, LEVELS, OVERRIDES, RULES, VOCABULARY, Rule
 
-_TOKEN = re.compile(r".*(_token_id|_token_index|_token_ids|_pad_id|_start_id|_end_id|_newline_id|_patch_id)s?|.*_id")
+_TOKEN = re.compile(
+    r".*(_token_id|_token_index|_token_ids|_pad_id|_start_id|_end_id|_newline_id|_patch_id)s?|.*_id"
+)
 
 
 def small_config(model_type: str, level: int = 0) -> Any:
@@ -36,7 +38,9 @@ def shrink(config: Any, groups: frozenset[str]) -> None:
 def sub_configs(config: Any) -> list[tuple[str, Any]]:
     """Configurations directly inside one."""
     return [
-        (name, value) for name, value in vars(config).items() if hasattr(value, "to_dict") and hasattr(value, "model_type")
+        (name, value)
+        for name, value in vars(config).items()
+        if hasattr(value, "to_dict") and hasattr(value, "model_type")
     ]
 
 
@@ -197,7 +201,7 @@ def _moved(token: int, moved: dict[int, int]) -> int:
 def _set(config: Any, name: str, value: Any) -> None:
     try:
         setattr(config, name, value)
-    except Exception:  # noqa: BLE001 - a validator that sees one field at a time refuses what comes out right
+    except Exception:
         config.__dict__[name] = value
 
 

@@ -430,7 +430,11 @@ def _view_backward(sig: Signature) -> Iterable[InnerCopy]:
     name = sig.op.removeprefix("aten.").removesuffix("_backward")
     reason = f"the gradient of a {name}, shape {grad.shape}, is written into zeros of shape {made.shape}"
     yield InnerCopy(
-        "slice", grad.shape, grad.dtype, reason, "chunk, split or unbind the tensor once instead of slicing it several times"
+        "slice",
+        grad.shape,
+        grad.dtype,
+        reason,
+        "chunk, split or unbind the tensor once instead of slicing it several times",
     )
 
 

@@ -31,7 +31,11 @@ def build_optimizer(
         make = maker(spec, subject.device)
     else:
         make = partial(_users_optimizer, spec)
-    if isinstance(spec, OptimizerSpec) and spec.matrices_only and any(parameter.ndim != 2 for parameter in trainable):
+    if (
+        isinstance(spec, OptimizerSpec)
+        and spec.matrices_only
+        and any(parameter.ndim != 2 for parameter in trainable)
+    ):
         raise BadSubject(
             f"{spec.name} takes matrices only, and this model has other parameters (biases, norms).\n"
             "  Give optimizer= a callable that gives the matrices to it and the rest to AdamW."

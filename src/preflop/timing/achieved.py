@@ -99,7 +99,9 @@ def _typical(figure: dict[str, Any], basis: str, caution: str) -> Achieved:
     if figure["source"] not in typical["of"]:
         return Achieved(figure["ratio"], basis, caution)
     share = typical["share"]
-    words = f"{basis}, the best of many shapes; those of models reach {share:.1%} of that ({typical['source']})"
+    words = (
+        f"{basis}, the best of many shapes; those of models reach {share:.1%} of that ({typical['source']})"
+    )
     return Achieved(figure["ratio"] * share, words, caution)
 
 

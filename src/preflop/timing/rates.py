@@ -117,7 +117,9 @@ def _moving(device: Device, kind: Family) -> tuple[Curve | None, float, tuple[st
     if family is Family.ELEMENTWISE:
         return plain, 1.0, ()
     factor = relative_to_elementwise(family)
-    words = f"{family.value} kernels move {factor:.0%} of what element-wise ones do: median of measured devices"
+    words = (
+        f"{family.value} kernels move {factor:.0%} of what element-wise ones do: median of measured devices"
+    )
     return plain, factor, (words,)
 
 
