@@ -59,7 +59,7 @@ def test_a_full_fp32_step_keeps_nothing_apart():
     """Without half precision there is nothing to keep in fp32 and nothing to cast."""
     advice = precision_advice(preflop.account(nn.Linear(8, 8, bias=False), torch.randn(2, 8)))
     assert advice.kept == ()
-    assert [cost.total_bytes for cost in advice.recipes][0] == 16 * 64
+    assert next(cost.total_bytes for cost in advice.recipes) == 16 * 64
 
 
 def test_unknown_recipe_names_the_nearest():

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "hardware": ("hardware", "The devices Preflop knows, with a source for each figure."),
     "copies": ("copies", "Every copy a step makes without being asked: line, why, bytes, what instead."),
     "einsum": ("einsum", "Price an expression over named axes, forward and backward."),
+    "shapes": ("shapes", "Each module's shapes as formulas in batch and sequence; broadcasts by accident."),
     "precision": ("precision", "Bytes per parameter by recipe; what autocast keeps in fp32, and its cost."),
     "dtypes": ("dtypes", "What each number format holds, and what a value becomes in it."),
 }

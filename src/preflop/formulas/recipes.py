@@ -72,7 +72,7 @@ RECIPES: tuple[Recipe, ...] = (
     _recipe(
         "bf16",
         (2, 2, 0, 4),
-        "model.bfloat16() with torch.optim.AdamW, whose states take the weight's dtype; small updates are lost",
+        "model.bfloat16() with torch.optim.AdamW, whose states are bf16 too; small updates are lost",
         "bf16",
     ),
     _recipe(

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from preflop.dtypes import Effect, NumberFormat, Rounding
-
 from preflop.hardware.device import Device
 from preflop.timing.formats import rates
 from preflop.units import si_text
