@@ -46,7 +46,7 @@ def _subjects(
     from preflop.record.shapes import need_sizes, resized
     from preflop.subject import load_function, resolve
 
-    options = {"optimizer": None}
+    options: dict[str, Any] = {"optimizer": None}
     if loss is not None:
         options["loss"] = load_function(loss, "loss")
     if batch_from is not None:

@@ -42,7 +42,7 @@ class NamedShape:
 
     @property
     def text(self) -> str:
-        """ "(batch, seq, 768)"."""
+        """As people write it: "(batch, seq, 768)"."""
         inner = ", ".join("?" if size is None else size.text for size in self.sizes)
         return f"({inner}{',' if len(self.sizes) == 1 else ''})"
 
@@ -216,16 +216,12 @@ def _tensors(value: Any) -> list[tuple[Shape, str]]:
 def _modules(found: Sequence[_Seen], points: Sequence[Point]) -> tuple[ModuleShapes, ...]:
     modules = []
     for name, (kind, inputs, outputs) in found[0].modules.items():
-        others = [seen.modules.get(name) for seen in found]
-        if any(other is None for other in others):
+        others = [seen.modules[name] for seen in found if name in seen.modules]
+        if len(others) != len(found):
             continue
-        ins = [[other[1] for other in others if other is not None], inputs]
-        outs = [[other[2] for other in others if other is not None], outputs]
-        modules.append(
-            ModuleShapes(
-                name, kind, _named(ins[0], len(inputs), points), _named(outs[0], len(outputs), points)
-            )
-        )
+        taken = _named([other[1] for other in others], len(inputs), points)
+        given = _named([other[2] for other in others], len(outputs), points)
+        modules.append(ModuleShapes(name, kind, taken, given))
     return tuple(modules)
 
 
@@ -252,12 +248,9 @@ def _one(tensors: Sequence[tuple[Shape, str]], points: Sequence[Point]) -> Named
 def _failed(point: Point, error: PreflopError) -> Accident:
     """It runs at the sizes asked for and not at coprime ones: something needs them to agree."""
     first, *rest = str(error).splitlines()
-    detail = " ".join(line.strip() for line in rest)
-    return Accident(
-        "",
-        "",
-        f"does not run at batch {point[0]}, sequence {point[1]}, while the sizes asked for do: {first} {detail}",
-    )
+    said = " ".join([first, *(line.strip() for line in rest)])
+    where = f"batch {point[0]}, sequence {point[1]}"
+    return Accident("", "", f"does not run at {where}, while the sizes asked for do: {said}")
 
 
 def _accidents(found: Sequence[_Seen], points: Sequence[Point]) -> Iterator[Accident]:
