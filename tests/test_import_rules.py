@@ -66,6 +66,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parametric": {"subject", "record", "tape", "transforms"},
     "choosing": COUNTS
     | {"subject", "models", "plan", "tapes", "parametric", "accounting", "api", "transforms", "hardware"},
+    "fitting": COUNTS
+    | {"subject", "models", "plan", "tapes", "folding", "record", "accounting", "choosing", "transforms"}
+    | {"hardware"},
     "tapes": FACTS | {"subject", "tape", "transforms", "models", "hardware", "record", "parametric"},
     "measure": COUNTS
     | FACTS
@@ -93,6 +96,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {
         "api",
         "choosing",
+        "fitting",
         "subject",
         "models",
         "huggingface",

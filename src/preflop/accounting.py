@@ -121,6 +121,11 @@ def _account(tape: Tape, device: Device | None) -> Account:
     )
 
 
+def memory_of(tape: Tape, device: Device) -> Memory:
+    """The memory of the account alone, without what else it counts: for searches."""
+    return _on_device(tape, memory(tape), device)
+
+
 def device_facts(device: Device) -> DeviceFacts:
     """What the report says of a device."""
     try:

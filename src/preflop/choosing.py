@@ -112,7 +112,7 @@ class Accounts:
         target = find_device(choice.device)
         key = self._key(choice)
         if key not in self._known:
-            self._known[key] = _tape_of(self._subject(choice))
+            self._known[key] = tape_of(self._subject(choice))
         tape = self._known[key]
         if tape.subject is not None:
             tape = dataclasses.replace(
@@ -142,7 +142,7 @@ class Accounts:
         return choice.but(device="", precision=precision), kernels
 
 
-def _tape_of(subject: Subject) -> Tape:
+def tape_of(subject: Subject) -> Tape:
     """As `api.account` gets it; microbatches of a shipped tape are repeated instead of recorded."""
     if subject.microbatches > 1:
         one = shipped(dataclasses.replace(subject, microbatches=1))

@@ -160,9 +160,9 @@ def test_fit_finds_the_largest_batch(capsys: pytest.CaptureFixture[str]) -> None
     """gpt2-nano on an L4: a batch fits and the next one does not, both by `preflop.account`."""
     import preflop
 
-    found = answer(capsys, "fit gpt2-nano --seq 64 --device l4")
-    batch = found["batch"]
-    assert found["one_more"]["batch"] == batch + 1
+    found = answer(capsys, "fit gpt2-nano --seq 64 --device l4 --what batch")["batch"]
+    batch = found["largest"]
+    assert found["one_more"]["size"] == batch + 1
     sizes = {"batch_size": batch, "sequence_length": 64}
     assert preflop.account("gpt2-nano", sizes, device="l4").memory.fits
     sizes["batch_size"] += 1
@@ -171,7 +171,7 @@ def test_fit_finds_the_largest_batch(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_fit_answers_no_with_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     """Llama 2 7B in fp32 with AdamW is 108 GB before its first activation: no batch fits 80 GB."""
-    assert run("fit llama-2-7b --seq 16 --device h100-sxm --json".split()) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["batch"] == 0
+    assert run("fit llama-2-7b --seq 16 --device h100-sxm --what batch --json".split()) == 1
+    found = json.loads(capsys.readouterr().out)["batch"]
+    assert found["fits"] is None
     assert found["one_more"]["spare_bytes"] < 0

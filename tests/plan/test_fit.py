@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from preflop.errors import PreflopError
 from preflop.hardware.catalog import find
 from preflop.optimizers import find_optimizer
-from preflop.plan.fit import LargestBatch, Need, largest_batch, largest_model
+from preflop.plan.fit import Largest, Need, largest_batch, largest_model
 from preflop.precision import find_precision
 
 
@@ -42,7 +42,7 @@ def test_adafactor_says_what_it_leaves_out() -> None:
     assert any("row and column vectors" in text for text in found.assumptions)
 
 
-def search(capacity: int, base: int, each: int, jump: int = 0, at: int = 1) -> LargestBatch:
+def search(capacity: int, base: int, each: int, jump: int = 0, at: int = 1) -> Largest:
     """Search in a made-up model: base + each x batch bytes, `jump` more from batch `at` on."""
 
     def need(batch: int) -> Need:
@@ -66,18 +66,18 @@ def test_found_fits_and_one_more_does_not(capacity: int, base: int, each: int, j
     found = search(capacity, base, each, jump, at)
     assert found.one_more.spare_bytes < 0
     if found.fits is None:
-        assert found.one_more.batch == 1
+        assert found.one_more.size == 1
     else:
         assert found.fits.spare_bytes >= 0
-        assert found.one_more.batch == found.fits.batch + 1
+        assert found.one_more.size == found.fits.size + 1
 
 
 def test_a_linear_model_needs_few_recordings() -> None:
     """GPT-2-like sizes on 80 GB: five recordings find a batch in the hundreds."""
     found = search(80 * 10**9, 2 * 10**9, 310 * 10**6)
     assert found.fits is not None
-    assert found.fits.batch == 251
-    assert found.recordings <= 5
+    assert found.fits.size == 251
+    assert found.tried <= 5
 
 
 def test_memory_that_does_not_grow_is_an_error() -> None:

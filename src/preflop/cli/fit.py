@@ -1,4 +1,4 @@
-"""`preflop fit`: the largest model that fits by the napkin, or, given a model, the largest batch."""
+"""`preflop fit`: the largest model that fits by the napkin, or, given a model, the largest of its sizes."""
 
 from __future__ import annotations
 
@@ -11,31 +11,42 @@ from preflop.errors import PreflopError
 
 if TYPE_CHECKING:
     from preflop.hardware.device import Device
+    from preflop.plan.fit import What
 
 
 def command(
     model: Annotated[
         str | None,
-        typer.Argument(help="A model of `preflop models` (or a config.json): find its largest batch."),
+        typer.Argument(help="A model of `preflop models` (or a config.json): what is the largest of it?"),
     ] = None,
     *,
     device: Annotated[str, typer.Option(help="A device of `preflop hardware`.", show_default=False)],
     gpus: Annotated[str, typer.Option(help="Number of GPUs; more than 1 without MODEL only.")] = "1",
     optimizer: Annotated[str, typer.Option(help="adamw, sgd, adafactor, ...")] = "adamw",
     precision: Annotated[str, typer.Option(help="fp32, bf16-mixed, bf16-fp32-states, ...")] = "fp32",
-    seq: Annotated[str | None, typer.Option(help="With MODEL: positions of a sequence.")] = None,
+    batch: Annotated[
+        str | None, typer.Option(help="With MODEL: samples, for all but the batch itself; 1.")
+    ] = None,
+    seq: Annotated[
+        str | None, typer.Option(help="With MODEL: positions, for all but the sequence; all it has.")
+    ] = None,
+    what: Annotated[
+        str | None,
+        typer.Option(help="With MODEL: batch, seq, depth, width, member, by comma; all of them."),
+    ] = None,
     microbatches: Annotated[str | None, typer.Option(help="With MODEL: microbatches of a step; 1.")] = None,
     recompute: Annotated[str | None, typer.Option(help="With MODEL: none, block or selective.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Without MODEL: most parameters that fit, capacity as sold, no activations. With MODEL: its
-    largest batch, recorded, and what one more would need. Exit status 1: not even one fits."""
+    """Without MODEL: most parameters that fit, capacity as sold, no activations. With MODEL: its largest
+    batch, longest sequence, most blocks, widest hidden size and largest named member of its family, each
+    priced whole, with what one more would need. Exit status 1: not even the smallest fits."""
     from preflop.hardware.catalog import find
     from preflop.quantity import read_count
 
     found, count = find(device), read_count(gpus, "--gpus")
     if model is None:
-        _refuse_without_model(seq=seq, microbatches=microbatches, recompute=recompute)
+        _refuse_without_model(batch=batch, seq=seq, what=what, microbatches=microbatches, recompute=recompute)
         _napkin(found, count, optimizer, precision, as_json)
         return
     step = {
@@ -46,7 +57,11 @@ def command(
         "device": found.id,
         "gpus": count,
     }
-    _largest_batch(model, {} if seq is None else {"sequence_length": read_count(seq, "--seq")}, step, as_json)
+    sizes: dict[str, Any] = {
+        name: None if value is None else read_count(value, f"--{name}")
+        for name, value in (("batch", batch), ("seq", seq))
+    }
+    _of_model(model, what, sizes, step, as_json)
 
 
 def _refuse_without_model(**given: str | None) -> None:
@@ -69,26 +84,31 @@ def _napkin(device: Device, gpus: int, optimizer: str, precision: str, as_json: 
     typer.echo(json.dumps(largest_model_json(found), indent=2) if as_json else largest_model_text(found))
 
 
-def _largest_batch(model: str, sizes: dict[str, int], step: dict[str, Any], as_json: bool) -> None:
-    from rich.console import Console
+def _of_model(
+    model: str, what: str | None, sizes: dict[str, Any], step: dict[str, Any], as_json: bool
+) -> None:
+    from preflop.cli.subject_options import working_on
+    from preflop.fitting import fit_model
+    from preflop.plan.fit import What
+    from preflop.report.fit import fit_json, fit_text
 
-    from preflop.plan.fit import Need, largest_batch, need_of_account
-    from preflop.report.fit import largest_batch_json, largest_batch_text
-
-    with Console(stderr=True).status("recording") as status:
-
-        def need_of(batch: int) -> Need:
-            from preflop.api import account
-
-            status.update(f"recording {model} with a batch of {batch}")
-            return need_of_account(batch, account(model, {"batch_size": batch, **sizes}, **step))
-
-        found = largest_batch(need_of)
+    kinds = tuple(What) if what in (None, "all") else tuple(_kind(word) for word in str(what).split(","))
+    with working_on() as progress:
+        answers = fit_model(model, what=kinds, progress=progress, **sizes, **step)
     names = model, step["device"]
-    typer.echo(
-        json.dumps(largest_batch_json(found, *names), indent=2)
-        if as_json
-        else largest_batch_text(found, *names)
-    )
-    if found.fits is None:
+    typer.echo(json.dumps(fit_json(answers, *names), indent=2) if as_json else fit_text(answers, *names))
+    if all(answer.found.fits is None for answer in answers):
         raise typer.Exit(1)
+
+
+def _kind(word: str) -> What:
+    from preflop.errors import nearest
+    from preflop.plan.fit import What
+
+    try:
+        return What(word.strip())
+    except ValueError:
+        names = [kind.value for kind in What]
+        near = nearest(word, names)
+        hint = f"Nearest: {near[0]}. " if near else ""
+        raise PreflopError(f"--what is {word!r}.\n  {hint}All: {', '.join(names)}, all.") from None

@@ -1,17 +1,20 @@
-"""What fits: the largest model by the napkin, the largest batch by recorded peaks."""
+"""What fits: the largest model by the napkin; the largest batch, sequence, depth and width by whole steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
+from math import prod
 
-from preflop.account import Account
+from preflop.account import Memory
 from preflop.errors import PreflopError
 from preflop.formulas.model_memory import largest_parameters
 from preflop.hardware.device import Device
 from preflop.optimizers import OptimizerSpec
 from preflop.precision import Precision
 from preflop.quantity import require_positive
+from preflop.tape.events import ParameterInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,106 +80,166 @@ def _assumptions(gpus: int, optimizer: OptimizerSpec) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a step of one batch needs on a device."""
+    """What a step of one size needs on a device."""
 
-    batch: int
+    size: int
+    """Of what is searched: samples, positions, blocks, heads; a place in a list of members."""
     peak_bytes: int
     """Peak of the tensors alive."""
     spare_bytes: int
     """Usable memory minus what is needed (peak, allocator, context); negative: does not fit."""
+    parameters: int | None = None
+    """Of the model, where the size is the model's."""
+    words: str = ""
+    """The size in words, where a number does not say it: a model's name, a width."""
 
 
-def need_of_account(batch: int, account: Account) -> Need:
-    """What an accounted step of that batch needs on the device it was accounted for.
+def need_of(size: int, memory: Memory, parameters: Sequence[ParameterInfo], *, words: str = "") -> Need:
+    """What a step of that size needs on the device it was priced for: what its allocator reserves, and
+    the context, as `fits` says.
 
     Raises:
-        PreflopError: the account knows no device memory (a cpu), so that nothing can be said to fit.
+        PreflopError: there is no device memory (a cpu), so that nothing can be said to fit.
     """
-    if account.memory.spare_bytes is None:
+    if memory.spare_bytes is None:
         raise PreflopError(
-            "the account has no device whose memory could be filled.\n"
+            "there is no device whose memory could be filled.\n"
             "  Needed: a device of `preflop hardware` with a known memory."
         )
-    return Need(batch, account.memory.peak_bytes, account.memory.spare_bytes)
+    count = sum(prod(parameter.shape) for parameter in parameters)
+    return Need(size, memory.peak_bytes, memory.spare_bytes, count, words)
 
 
 @dataclass(frozen=True, slots=True)
-class LargestBatch:
-    """The largest batch that fits, and what one more would need."""
+class Largest:
+    """The largest size that fits, and what one more would need."""
 
     fits: Need | None
-    """None: not even the smallest batch fits; `one_more` is then that batch."""
-    one_more: Need
-    recordings: int
-    """Steps that were recorded to find it."""
+    """None: not even the smallest size fits; `one_more` is then that size."""
+    one_more: Need | None
+    """None: the largest that there is fits; `fits` is then that size."""
+    tried: int
+    """Steps that were priced to find it."""
 
 
 # More samples than this on one device: the model's memory does not depend on its batch.
 _LARGEST_BATCH = 2**30
 
 
-def largest_batch(need_of: Callable[[int], Need]) -> LargestBatch:
-    """The batch that fits where one more does not. Both are recorded, nothing is extrapolated.
-
-    The next batch to record is guessed on the line through two known ones (peaks are nearly linear
-    in the batch), so that few recordings are needed; a guess only chooses what is recorded next.
-
-    Args:
-        need_of: records a step with that batch.
+def largest_batch(need_of: Callable[[int], Need]) -> Largest:
+    """The batch that fits where one more does not.
 
     >>> found = largest_batch(lambda batch: Need(batch, 7 * batch, 100 - 7 * batch))
-    >>> found.fits.batch, found.one_more.spare_bytes
+    >>> found.fits.size, found.one_more.spare_bytes
     (14, -5)
 
     Raises:
         PreflopError: memory does not grow with the batch.
     """
+    found = largest(need_of, most=_LARGEST_BATCH)
+    if found.one_more is None:
+        raise PreflopError(
+            f"a batch of {_LARGEST_BATCH} still fits: the model's memory does not grow with its batch.\n"
+            "  Needed: a model whose first input dimension is the batch."
+        )
+    return found
+
+
+def largest(
+    need_of: Callable[[int], Need],
+    *,
+    least: int = 1,
+    step: int = 1,
+    most: int | None = None,
+    last_first: bool = False,
+) -> Largest:
+    """The size that fits where the next does not. Both are priced whole, nothing is extrapolated.
+
+    The next size to price is guessed on the line through two known ones (peaks are nearly linear), so
+    that few are needed; a guess only chooses what is priced next.
+
+    Args:
+        need_of: prices a step of that size.
+        least: the smallest size.
+        step: from one size to the next.
+        most: the largest size there is; None: no end.
+        last_first: price the largest size first; if it fits, nothing else is asked.
+
+    >>> largest(lambda n: Need(n, n * n, 50 - n * n), least=2, step=2, most=6).fits.size
+    6
+    """
     known: dict[int, Need] = {}
 
-    def need(batch: int) -> Need:
-        if batch not in known:
-            known[batch] = need_of(batch)
-        return known[batch]
+    def need(number: int) -> Need:
+        if number not in known:
+            known[number] = need_of(least + (number - 1) * step)
+        return known[number]
 
+    last = None if most is None else (most - least) // step + 1
+    last_first = last_first and last is not None
+    if last is not None and last_first and need(last).spare_bytes >= 0:
+        return Largest(need(last), None, len(known))
     if need(1).spare_bytes < 0:
-        return LargestBatch(None, need(1), len(known))
-    fits, too_many = _bracket(need)
+        return Largest(None, need(1), len(known))
+    fits, too_many = (1, last) if last_first else _bracket(need, last)
+    if too_many is None:
+        return Largest(need(fits), None, len(known))
     halve = False
     while too_many - fits > 1:
         width = too_many - fits
-        middle = (fits + too_many) // 2 if halve else _on_the_line(need(fits), need(too_many))
-        for batch in (middle, middle + 1):
-            if not fits < batch < too_many:
+        middle = (fits + too_many) // 2 if halve else _on_the_line(fits, need(fits), too_many, need(too_many))
+        for number in (middle, middle + 1):
+            if not fits < number < too_many:
                 continue
-            if need(batch).spare_bytes >= 0:
-                fits = batch
+            if need(number).spare_bytes >= 0:
+                fits = number
             else:
-                too_many = batch
+                too_many = number
         halve = too_many - fits > width // 2
-    return LargestBatch(need(fits), need(too_many), len(known))
+    return Largest(need(fits), need(too_many), len(known))
 
 
-def _bracket(need: Callable[[int], Need]) -> tuple[int, int]:
-    """A batch that fits and a larger one that does not. 1 is known to fit."""
-    fits, batch = 1, 2
-    while need(batch).spare_bytes >= 0:
-        if batch >= _LARGEST_BATCH:
-            raise PreflopError(
-                f"a batch of {batch} still fits: the model's memory does not grow with its batch.\n"
-                "  Needed: a model whose first input dimension is the batch."
-            )
-        fits, batch = batch, min(_LARGEST_BATCH, max(2 * batch, _beyond(need(fits), need(batch))))
-    return fits, batch
+def _bracket(need: Callable[[int], Need], last: int | None) -> tuple[int, int | None]:
+    """A number that fits and a larger one that does not (None: the last one fits). 1 is known to fit."""
+    fits, number = 1, 2
+    while last is None or fits < last:
+        number = number if last is None else min(number, last)
+        if need(number).spare_bytes < 0:
+            return fits, number
+        fits, number = number, max(2 * number, _beyond(fits, need(fits), number, need(number)))
+    return fits, None
 
 
-def _beyond(smaller: Need, larger: Need) -> int:
-    """A batch a little more than the line through two that fit would allow."""
-    each_bytes = (smaller.spare_bytes - larger.spare_bytes) // (larger.batch - smaller.batch)
-    return larger.batch + larger.spare_bytes // each_bytes + 1 if each_bytes > 0 else 2 * larger.batch
+def _beyond(smaller: int, one: Need, larger: int, two: Need) -> int:
+    """A number a little more than the line through two that fit would allow."""
+    each_bytes = (one.spare_bytes - two.spare_bytes) // (larger - smaller)
+    return larger + two.spare_bytes // each_bytes + 1 if each_bytes > 0 else 2 * larger
 
 
-def _on_the_line(fits: Need, too_many: Need) -> int:
-    """The batch between two at which the line through them uses up the memory."""
-    width = too_many.batch - fits.batch
-    guess = fits.batch + fits.spare_bytes * width // (fits.spare_bytes - too_many.spare_bytes)
-    return min(max(guess, fits.batch), too_many.batch - 1)
+def _on_the_line(fits: int, one: Need, too_many: int, two: Need) -> int:
+    """The number between two at which the line through them uses up the memory."""
+    guess = fits + one.spare_bytes * (too_many - fits) // (one.spare_bytes - two.spare_bytes)
+    return min(max(guess, fits), too_many - 1)
+
+
+class What(str, Enum):
+    """What can be made as large as fits."""
+
+    BATCH = "batch"
+    SEQ = "seq"
+    DEPTH = "depth"
+    WIDTH = "width"
+    MEMBER = "member"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The largest of one kind that fits."""
+
+    what: What
+    found: Largest
+    at: str
+    """What was held fixed, in words: "batch 1, 1024 positions"."""
+    limit: str = ""
+    """Why there is nothing larger, where the largest that there is fits."""
+

@@ -344,7 +344,7 @@ def _why(given: Outcome, best: Row) -> str:
     if best.knob == "precision":
         said.insert(0, "its matmuls run at another peak")
     explained = max(-(changed.flops or 0.0), -(changed.moved or 0.0), 0.0)
-    if best.knob != "precision" and -(changed.time or 0.0) > 2 * explained:
+    if best.knob != "precision" and -(changed.time or 0.0) > explained + _WORTH:
         said.insert(0, "fewer kernels to launch")
     return " and ".join(said)
 

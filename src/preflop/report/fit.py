@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from preflop.plan.fit import LargestBatch, LargestModel, Need
+from preflop.plan.fit import Answer, LargestModel, Need, What
 from preflop.report.counts import count_text
 from preflop.units import bytes_text
 
@@ -43,35 +44,99 @@ def largest_model_text(found: LargestModel) -> str:
     )
 
 
-def largest_batch_json(found: LargestBatch, model: str, device: str) -> dict[str, Any]:
-    """The largest batch (0 where none fits), what it needs and what one more would."""
+# What the sizes of an answer are, and how one is said in a sentence.
+_UNITS = {
+    What.BATCH: "batch {}",
+    What.SEQ: "sequence {}",
+    What.DEPTH: "{} blocks",
+    What.WIDTH: "{} heads",
+    What.MEMBER: "{}",
+}
+
+
+def fit_json(answers: Sequence[Answer], model: str, device: str) -> dict[str, Any]:
+    """Per kind, the largest that fits, what it needs, and what one more would."""
     return {
-        "schema": "preflop.fit-batch/1",
+        "schema": "preflop.fit-model/1",
         "model": model,
         "device": device,
-        "batch": found.fits.batch if found.fits else 0,
-        "fits": _need_json(found.fits) if found.fits else None,
-        "one_more": _need_json(found.one_more),
-        "recordings": found.recordings,
+        **{answer.what.value: _answer_json(answer) for answer in answers},
     }
 
 
-def _need_json(need: Need) -> dict[str, int]:
-    return {"batch": need.batch, "peak_bytes": need.peak_bytes, "spare_bytes": need.spare_bytes}
+def _answer_json(answer: Answer) -> dict[str, Any]:
+    found = answer.found
+    return {
+        "largest": found.fits.size if found.fits and not found.fits.words else None,
+        "words": None if found.fits is None else _said(answer, found.fits),
+        "fits": None if found.fits is None else _need_json(found.fits),
+        "one_more": None if found.one_more is None else _need_json(found.one_more),
+        "at": answer.at,
+        "limit": answer.limit or None,
+        "tried": found.tried,
+    }
 
 
-def largest_batch_text(found: LargestBatch, model: str, device: str) -> str:
-    """The same in three lines."""
-    more = found.one_more
-    short = f"peak {bytes_text(more.peak_bytes)}, {bytes_text(-more.spare_bytes)} too much"
-    if found.fits is None:
-        return f"{model} does not fit on {device}, not even a batch of {more.batch}: {short}."
-    fits = found.fits
-    return "\n".join(
-        (
-            f"batch {fits.batch} is the largest of {model} that fits on {device}",
-            f"  batch {fits.batch}: peak {bytes_text(fits.peak_bytes)},"
-            f" {bytes_text(fits.spare_bytes)} to spare",
-            f"  batch {more.batch}: {short}",
-        )
+def _need_json(need: Need) -> dict[str, Any]:
+    return {
+        "size": need.size,
+        "words": need.words or None,
+        "parameters": need.parameters,
+        "peak_bytes": need.peak_bytes,
+        "spare_bytes": need.spare_bytes,
+    }
+
+
+def fit_text(answers: Sequence[Answer], model: str, device: str) -> str:
+    """The same, three lines each."""
+    return "\n".join(line for answer in answers for line in _answer_lines(answer, model, device))
+
+
+def _answer_lines(answer: Answer, model: str, device: str) -> Iterator[str]:
+    fits, more = answer.found.fits, answer.found.one_more
+    at = f", at {answer.at}" if answer.at else ""
+    if fits is None:
+        smallest = "" if more is None else f", not even {_said(answer, more)}: {_short(more)}"
+        yield f"{_NONE[answer.what]} {model} fits on {device}{at}{smallest}."
+        return
+    largest = f"{_VERB[answer.what]} the largest {_OF[answer.what].format(model)}"
+    yield f"{_said(answer, fits)} {largest} that fits on {device}{at}"
+    yield (
+        f"  {_said(answer, fits)}{_parameters(answer, fits)}: peak {bytes_text(fits.peak_bytes)},"
+        f" {bytes_text(fits.spare_bytes)} to spare"
     )
+    if more is None:
+        yield f"  nothing larger: {answer.limit}"
+    else:
+        yield f"  {_said(answer, more)}{_parameters(answer, more)}: {_short(more)}"
+
+
+_NONE = {
+    What.BATCH: "no batch of",
+    What.SEQ: "no sequence of",
+    What.DEPTH: "no depth of",
+    What.WIDTH: "no width of",
+    What.MEMBER: "no member of the family of",
+}
+_VERB = {What.BATCH: "is", What.SEQ: "is", What.DEPTH: "are", What.WIDTH: "is", What.MEMBER: "is"}
+_OF = {
+    What.BATCH: "of {}",
+    What.SEQ: "of {}",
+    What.DEPTH: "depth of {}",
+    What.WIDTH: "width of {}",
+    What.MEMBER: "member of the family of {}",
+}
+
+
+def _said(answer: Answer, need: Need) -> str:
+    return need.words or _UNITS[answer.what].format(need.size)
+
+
+def _parameters(answer: Answer, need: Need) -> str:
+    if need.parameters is None or answer.what in (What.BATCH, What.SEQ):
+        return ""
+    return f" ({count_text(need.parameters)} parameters)"
+
+
+def _short(need: Need) -> str:
+    return f"peak {bytes_text(need.peak_bytes)}, {bytes_text(-need.spare_bytes)} too much"
