@@ -2,8 +2,8 @@
 
     git clone https://github.com/sitar-lab/NeuSight && python bench/time_curves.py NeuSight/.git > curves.toml
 
-Each figure is a median over the measurements of one bucket. The measured operators are of random shapes
-("train") where the repository still has them, else those of its "test" set. No step's time enters.
+Each figure is a median over the measurements of one bucket: single operators of the shapes that models
+have (its "test" set, from which its own predictor did not learn). No step's time enters.
 """
 
 from __future__ import annotations
@@ -44,31 +44,17 @@ HEADER = f"""\
 # Medians of single-kernel measurements (torch 2.1, fp32). Written by bench/time_curves.py.
 
 [sources]
-neusight = "sitar-lab/NeuSight@{COMMIT} {ROOT}: single operators, {{train, test}}"
+neusight = "sitar-lab/NeuSight@{COMMIT} {ROOT}: test: single operators"
 """
 
 
 def rows(git: str, kind: str) -> Iterator[dict[str, str]]:
-    """Measurements of one kind of operator: random shapes, and the test set's for other devices."""
-    seen: set[str] = set()
-    for path in listed(git, f"{ROOT}/train/collect/{kind}/p2.1.0/") or [f"{ROOT}/train/{kind}.csv"]:
-        for row in read(git, path):
-            seen.add(row["Device"])
-            yield row
-    for row in read(git, f"{ROOT}/test/{kind}.csv"):
-        if row["Device"] not in seen:
-            yield row
+    """Measurements of one kind of operator: of the shapes of models, on every device of the repository.
 
-
-def listed(git: str, folder: str) -> list[str]:
-    """Files of a folder at the repository's head."""
-    out = subprocess.run(
-        ["git", "-C", git, "ls-tree", "-z", "--name-only", "HEAD", folder],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [name for name in out.stdout.split("\0") if name]
+    The random shapes of its "train" set are left out: their sides are odd numbers, and kernels for those
+    are others.
+    """
+    yield from read(git, f"{ROOT}/test/{kind}.csv")
 
 
 def read(git: str, path: str) -> list[dict[str, str]]:

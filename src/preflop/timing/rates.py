@@ -1,4 +1,4 @@
-"""What a kernel of a family is expected to reach on a device: shares of peak and bandwidth, with their basis."""
+"""What a kernel of a family is expected to reach on a device: shares of peak and bandwidth, with basis."""
 
 from __future__ import annotations
 

@@ -1,0 +1,466 @@
+"""From a row to what is recorded: a subject, a device, and how its reading is taken from the tape.
+
+Each builder says in its docstring whose code it stands for. What a row does not say is not guessed:
+`CannotBuild` gives the reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from preflop.errors import PreflopError, UnknownDevice
+from preflop.hardware.catalog import find as find_device
+from preflop.hardware.device import Device
+from preflop.published.conventions import Sizes, sizes_of
+from preflop.published.rows import CannotBuild, Row, Table, neusight_models
+from preflop.subject import Subject, resolve
+
+FP32, BF16 = "fp32", "bf16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shards:
+    """Over how many devices each column is divided; static, as ZeRO and FSDP divide it."""
+
+    parameters: int = 1
+    gradients: int = 1
+    states: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to record for a row, and what to read."""
+
+    key: tuple[Any, ...]
+    """Rows with the same key have the same tape."""
+    subject: Subject
+    device: Device | None
+    """Whose rates give the time; None: see `no_time`."""
+    no_time: str = ""
+    """Why the step's time is not predicted."""
+    no_memory: str = ""
+    memory: str = "allocated"
+    """"allocated", "reserved", "used" (reserved and context), "first" (of the first step), "kept" (for
+    backward), "forward" or "static" (parameters, gradients and states)."""
+    forward_peaks: bool = False
+    kernels: str = ""
+    """The attention kernel of the run, where its software is not today's: "flash" or "efficient"."""
+    phases: tuple[str, ...] = ("forward", "backward", "recompute", "optimizer")
+    """Phases of the tape that the measured time includes."""
+    microbatches: int = 1
+    optimizer_bytes: int = 0
+    """Bytes that an optimizer outside of the tape moves, on this device's shard."""
+    static_bytes: int = 0
+    """Bytes of parameters, gradients and states that live outside of the tape."""
+    drop_gradients: bool = False
+    """The tape's gradients are added to an outer buffer at once and freed."""
+    shards: Shards = field(default_factory=Shards)
+    extra_bytes: int = 0
+    context_bytes: int | None = None
+    """CUDA context that the source itself measured."""
+    assumed: tuple[str, ...] = ()
+
+
+def plan_of(row: Row) -> Plan:
+    """How this row is built.
+
+    Raises:
+        CannotBuild: it is not, and why.
+    """
+    if row.table is Table.LATENCY:
+        return _neusight(row)
+    if row.table not in (Table.MEMORY, Table.THROUGHPUT):
+        raise CannotBuild("this table measures no step")
+    if row.text("kind") in ("context_measured",):
+        raise CannotBuild("a context alone: nothing is recorded")
+    for prefix, builder in _BUILDERS:
+        if row.source.startswith(prefix):
+            _refuse(row)
+            return builder(row)
+    raise CannotBuild("this source's model is not built here")
+
+
+def _refuse(row: Row) -> None:
+    """What no builder can do yet."""
+    for name, words in (("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert")):
+        degree = row.whole(name)
+        if degree and degree > 1 and not row.source.startswith("Korthikanti"):
+            raise CannotBuild(f"{words} parallelism of {degree}: only static sharding is done here")
+    if row.whole("experts"):
+        raise CannotBuild("a mixture of experts is not built")
+    if row.text("compile") == "1":
+        raise CannotBuild("a compiled step: what inductor fuses is not modelled")
+    if "fp8" in row.text("precision").casefold() or "float8" in row.text("precision"):
+        raise CannotBuild("fp8 linears are not recorded")
+
+
+_GPU = re.compile(r"^([a-z]+\d+[a-z]?)_(\d+)g[ib]+(?:_[0-9]+w)?$", re.IGNORECASE)
+
+
+def device_of(row: Row) -> tuple[Device | None, str]:
+    """The row's device, or None and why."""
+    text = row.text("gpu") or row.text("device")
+    words = text.replace("_", " ").strip()
+    names = [text, words]
+    found = _GPU.match(text)
+    if found:
+        names += [f"{found[1]}-{found[2]}gb", f"{found[1]}-sxm4-{found[2]}gb", f"{found[1]}-sxm5-{found[2]}gb"]
+    for name in names:
+        try:
+            return find_device(name), ""
+        except UnknownDevice:
+            continue
+    return None, f"the catalog has no {text or 'named device'}"
+
+
+def _attention_kernel(row: Row) -> str:
+    """Which fused kernel the run had. Triton's of early 2023 is FlashAttention-1's algorithm; torch took
+    cuDNN's on Hopper only from 2.5 on (release notes), so SDPA of 2024 is flash."""
+    implementation = row.text("attn_impl").casefold()
+    if "triton" in implementation:
+        return "efficient"
+    return "flash"
+
+
+# -- CS336 ------------------------------------------------------------------------------------------
+
+
+def _cs336(row: Row) -> Plan:
+    """Stanford CS336's staff model, by einsum and einops, with its own loss and AdamW (`staff.py`)."""
+    if "own model code" in row.text("notes"):
+        raise CannotBuild("the student's own model: its code is not the staff's")
+    if "attention only" in row.text("model") or "scaled_dot_product_attention" in row.text("model"):
+        return _plain_attention(row)
+    kind, phase = row.text("kind"), row.text("phase")
+    length, batch = row.needed("seq"), row.needed("micro_batch")
+    segment = re.search(r"segments of (\d+)", row.text("ckpt"))
+    mode = "train"
+    if kind == "forward_time_measured" or "no_grad" in phase:
+        mode = "inference"
+    elif kind == "forward_peak_measured":
+        mode = "forward"
+    elif kind == "forward_backward_time_measured":
+        mode = "backward"
+    precision = "bf16-mixed" if "bf16" in row.text("precision") else FP32
+    sizes = tuple(row.needed(name) for name in ("vocab", "layers", "hidden", "heads", "ffn"))
+    device, why = device_of(row)
+    key = ("cs336", sizes, length, batch, int(segment[1]) if segment else 0, mode, precision)
+    subject = _cs336_subject(sizes, length, batch, key[4], mode, precision, device)
+    degree = row.whole("dp") or 1
+    sharded = "shard" in row.text("sharding").casefold() or "zero" in row.text("sharding").casefold()
+    reading = {"forward": "forward", "inference": "forward"}.get(mode, "allocated")
+    if kind == "train_stage_measured":
+        reading = "static"
+        if "first optimizer step" in phase:
+            reading = "first"
+    return Plan(
+        key=(*key, device.compute_capability if device else None), subject=subject, device=device,
+        no_time=why or ("gradients are averaged over processes" if degree > 1 else ""), memory=reading,
+        shards=Shards(states=degree if sharded else 1),
+        phases=("forward",) if mode == "inference" else ("forward", "backward", "recompute", "optimizer"),
+    )  # fmt: skip
+
+
+def _cs336_subject(
+    sizes: tuple[int, ...], length: int, batch: int, segment: int, mode: str, precision: str, device: Device | None
+) -> Subject:
+    import torch
+
+    from preflop.published import staff
+
+    vocab, layers, hidden, heads, ffn = sizes
+    ids = torch.zeros(batch, length, dtype=torch.int64)
+    loop = staff.Loop(ids)
+
+    def model() -> Any:
+        built = staff.LanguageModel(vocab, length, hidden, layers, heads, ffn, segment=segment)
+        return staff.ForwardOnly(built) if mode == "inference" else built
+
+    loss: Callable[[Any], Any] | None = loop.loss
+    if mode == "forward":
+        loss = _mean
+    elif mode == "inference":
+        loss = None
+    elif mode == "backward":
+        loss = staff.Loop(ids).free_loss
+    return resolve(
+        model, ids, loss=loss, optimizer=loop.optimizer if mode == "train" else None, precision=precision,
+        device=device.id if device else _A100,
+    )  # fmt: skip
+
+
+_A100 = "a100-sxm4-80gb"
+
+
+def _mean(output: Any) -> Any:
+    return output.mean()
+
+
+def _sum(output: Any) -> Any:
+    return output.sum()
+
+
+def _plain_attention(row: Row) -> Plan:
+    """Hand-written attention over three tensors, forward and backward."""
+    import torch
+
+    from preflop.published import staff
+
+    batch, length, width = row.needed("micro_batch"), row.needed("seq"), row.needed("hidden")
+    device, why = device_of(row)
+    subject = resolve(
+        lambda: staff.PlainAttention(batch, length, width), torch.zeros(1), loss=_sum, optimizer=None,
+        device=device.id if device else _A100,
+    )  # fmt: skip
+    return Plan(
+        key=("attention", batch, length, width), subject=subject, device=device, no_time=why, memory="kept"
+    )
+
+
+# -- dense decoders, sharded statically -----------------------------------------------------------------
+
+
+def _facts(row: Row, sizes: Sizes) -> Any:
+    """Our reference decoder with the row's dimensions."""
+    from preflop.models.catalog import Activation, find
+
+    llama = sizes.gated
+    base = find("llama-2-7b" if llama else "gpt2")
+    changed: dict[str, Any] = {
+        "layers": sizes.layers, "hidden": sizes.hidden, "heads": sizes.heads, "kv_heads": sizes.kv_heads,
+        "head_dim": sizes.head_dim, "ffn": sizes.ffn, "vocab": sizes.vocab, "max_positions": sizes.sequence,
+        "tied_embeddings": sizes.tied if llama else True, "dropout": 0.0, "attention_dropout": 0.0,
+    }  # fmt: skip
+    if not llama:
+        changed["activation"] = Activation.GELU
+    return dataclasses.replace(base, **changed)
+
+
+def _decoder(row: Row, precision: str, optimizer: str | None, *, fused_norms: bool = False) -> Plan:
+    """The row's dimensions on our reference decoder (GPT-2 without dropout, or Llama)."""
+    sizes = sizes_of(row)
+    batch = row.needed("micro_batch")
+    device, why = device_of(row)
+    stand_in: tuple[str, ...] = ()
+    if device is None and "h100" in row.text("gpu"):
+        # A variant with HBM2e and a lower power limit: the same die, so the same rules and peaks.
+        device, why = find_device("h100-sxm"), ""
+        stand_in = (f"{row.text('gpu')} is timed as an H100 SXM5",)
+    facts = _facts(row, sizes)
+    recompute = _recompute(row)
+
+    def model() -> Any:
+        from preflop.models.build import build
+
+        built = build(facts)
+        if fused_norms:
+            _fuse_norms(built)
+        return built
+
+    def data() -> Any:
+        from preflop.models.build import example_batch
+
+        return example_batch(facts, batch, sizes.sequence)
+
+    subject = resolve(
+        model, data, optimizer=optimizer, precision=precision, recompute=recompute,
+        device=device.id if device else _A100,
+    )  # fmt: skip
+    capability = device.compute_capability if device else None
+    key = ("decoder", sizes, batch, precision, optimizer, recompute, capability, fused_norms)
+    return Plan(
+        key=key, subject=subject, device=device, no_time=why, kernels=_attention_kernel(row),
+        microbatches=row.whole("grad_accum") or 1, assumed=stand_in,
+    )  # fmt: skip
+
+
+def _fuse_norms(model: Any) -> None:
+    """RMS norms as one kernel, where the run's were."""
+    from torch import nn
+
+    from preflop.models.layers import RMSNorm
+
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, RMSNorm):
+                setattr(parent, name, nn.RMSNorm(child.weight.shape[0], eps=child.eps))
+
+
+def _recompute(row: Row) -> str:
+    text = row.text("ckpt").casefold()
+    if text in ("", "none"):
+        return "none"
+    if text.startswith("full"):
+        return "block"
+    if "selective" in text and "op" in text:
+        return "selective"
+    raise CannotBuild(f"recomputation {row.text('ckpt')!r} is not built")
+
+
+# Bytes per parameter that a fused AdamW reads and writes: reads weight, gradient and two moments, writes
+# weight and two moments, each four bytes.
+_ADAMW_BYTES = 28
+
+
+def _sharded(row: Row, degree: int, *, fused_norms: bool = False, adds_gradients: bool = True) -> Plan:
+    """Weights gathered in bf16, everything else in fp32 on `degree` devices; gathering takes no time."""
+    plan = _decoder(row, BF16, None, fused_norms=fused_norms)
+    parameters = sizes_of(row).total
+    more = 12 * (plan.microbatches - 1) if adds_gradients else 0
+    return dataclasses.replace(plan, optimizer_bytes=(_ADAMW_BYTES + more) * parameters // degree)
+
+
+def _foundry(row: Row) -> Plan:
+    """llm-foundry's MPT under FSDP: weights in bf16 for compute, AdamW on fp32 shards. No memory column."""
+    plan = _sharded(row, row.whole("dp") or 1)
+    return dataclasses.replace(plan, no_memory="the row gives no memory")
+
+
+def _titan(row: Row) -> Plan:
+    """torchtitan's Llama under FSDP2, fused RMS norms."""
+    if "every 2nd" in row.text("ckpt"):
+        raise CannotBuild("every second block recomputed is not built")
+    plan = _sharded(row, row.whole("dp") or row.needed("gpus"), fused_norms=True)
+    return dataclasses.replace(
+        plan, no_memory="FSDP's gathered layers in flight and torchtitan's list of saved operators are not built"
+    )
+
+
+def _nanotron(row: Row) -> Plan:
+    """nanotron: bf16 weights, gradients added to fp32 buffers, fp32 master copy and AdamW; ZeRO-1 divides
+    the last two. RMS norms as one kernel (Triton)."""
+    plan = _decoder(row, BF16, None, fused_norms=True)
+    degree = row.whole("dp") or 1
+    sharded = degree if "1" in row.text("sharding") else 1
+    parameters = sizes_of(row).total
+    return dataclasses.replace(
+        plan, drop_gradients=True, static_bytes=4 * parameters + 12 * parameters // sharded,
+        optimizer_bytes=(_ADAMW_BYTES + 2) * parameters // sharded + 10 * parameters * plan.microbatches,
+        no_time="" if sharded == 1 else plan.no_time,
+    )  # fmt: skip
+
+
+def _nanogpt(row: Row) -> Plan:
+    """nanoGPT: GPT-2 without dropout under bf16 autocast, fused AdamW, on every device."""
+    return dataclasses.replace(_decoder(row, "bf16-mixed", "adamw-fused"), no_memory="the row gives no memory")
+
+
+# -- transformers -------------------------------------------------------------------------------------
+
+
+def _hugging_face(make: Callable[[Any], Any]) -> Callable[[], Any]:
+    def model() -> Any:
+        try:
+            import transformers
+        except ImportError as error:
+            raise CannotBuild("transformers is not installed here") from error
+        return make(transformers)
+
+    return model
+
+
+def _bert_large(row: Row) -> Plan:
+    """BERT-large for sequence classification as transformers ran it: eager attention, AdamW by loops."""
+    import torch
+
+    if "8-bit" in row.text("optimizer"):
+        raise CannotBuild("8-bit AdamW's quantised states are not recorded")
+    batch, length = row.needed("micro_batch"), row.needed("seq")
+
+    def make(transformers: Any) -> Any:
+        config = transformers.BertConfig(
+            hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096,
+            attn_implementation="eager",
+        )  # fmt: skip
+        return transformers.BertForSequenceClassification(config)
+
+    def data() -> Any:
+        ids = torch.arange(batch * length).reshape(batch, length) % 30522
+        return {"input_ids": ids, "labels": torch.zeros(batch, dtype=torch.int64)}
+
+    accumulated = row.whole("grad_accum") or 1
+    subject = resolve(
+        _hugging_face(make), data, optimizer="adamw-loop", precision=FP32, device="v100-sxm2-16gb",
+        microbatches=min(accumulated, 2), keep_output=False,
+    )  # fmt: skip
+    context = round(1.312 * 2**30)
+    return Plan(
+        key=("bert-large", batch, length, min(accumulated, 2)), subject=subject, device=None,
+        no_time="the device is not named", memory="used", context_bytes=context,
+        assumed=("the context as the same page measured it, 1.312 GiB",),
+    )  # fmt: skip
+
+
+_NEUSIGHT_HEADS = {"gpt": "GPT2LMHeadModel", "opt": "OPTForCausalLM"}
+
+
+def _neusight(row: Row) -> Plan:
+    """NeuSight's models: transformers with eager attention, fp32 without TF32; `inf` is one forward without
+    gradients in evaluation mode, `train` forward and backward."""
+    option, name, mode = row.text("option"), row.text("model_name"), row.text("mode")
+    if option:
+        what = "operators fused by torch.compile" if option == "fusion" else f"four devices ({option})"
+        raise CannotBuild(f"{what}: not modelled")
+    if name.startswith("switch"):
+        raise CannotBuild("a mixture of experts is not built")
+    shape = neusight_models(row.folder).get(name)
+    if shape is None:
+        raise CannotBuild(f"no sizes of {name} beside the table")
+    device, why = device_of(row)
+    if device is None:
+        raise CannotBuild(why)
+    batch, length = row.needed("batch"), row.needed("seqlen")
+    subject = _neusight_subject(name, tuple(sorted(shape.items())), batch, length, mode, device)
+    return Plan(
+        key=("neusight", name, batch, length, mode, device.compute_capability), subject=subject, device=device,
+        no_memory="the row gives no memory", phases=("forward",) if mode == "inf" else ("forward", "backward"),
+    )  # fmt: skip
+
+
+def _neusight_subject(
+    name: str, shape: tuple[tuple[str, int], ...], batch: int, length: int, mode: str, device: Device
+) -> Subject:
+    import torch
+
+    def make(transformers: Any) -> Any:
+        from preflop.published.staff import ForwardOnly
+
+        options = {**dict(shape), "attn_implementation": "eager"}
+        if name.startswith("bert"):
+            head = "BertForSequenceClassification" if mode == "inf" else "BertForPreTraining"
+            built = getattr(transformers, head)(transformers.BertConfig(**options))
+        elif name.startswith("opt"):
+            extra = {"word_embed_proj_dim": options["hidden_size"]}
+            built = transformers.OPTForCausalLM(transformers.OPTConfig(**options, **extra))
+        else:
+            built = transformers.GPT2LMHeadModel(transformers.GPT2Config(**options))
+        built.config.use_cache = False
+        return ForwardOnly(built.eval()) if mode == "inf" else built
+
+    def data() -> Any:
+        ids = torch.arange(batch * length).reshape(batch, length) % 30522
+        if mode == "inf" or not name.startswith("bert"):
+            return {"input_ids": ids} if mode == "inf" else {"input_ids": ids, "labels": ids.clone()}
+        labels = torch.zeros(batch, dtype=torch.int64)
+        return {"input_ids": ids, "labels": ids.clone(), "next_sentence_label": labels}
+
+    return resolve(_hugging_face(make), data, optimizer=None, precision=FP32, device=device.id)
+
+
+_BUILDERS: tuple[tuple[str, Callable[[Row], Plan]], ...] = (
+    ("CS336", _cs336),
+    ("llm-foundry", _foundry),
+    ("torchtitan benchmarks", _titan),
+    ("torchtitan docs", _titan),
+    ("torchtitan asyncTP", _titan),
+    ("torchao pretraining", _titan),
+    ("HF Ultra-Scale Playbook benchmarks", _nanotron),
+    ("karpathy/nanoGPT", _nanogpt),
+    ("HF transformers docs", _bert_large),
+)
+
+__all__ = ["CannotBuild", "Plan", "PreflopError", "Shards", "device_of", "plan_of"]

@@ -1,0 +1,260 @@
+"""Every prediction of a row: memory, step time, utilization recomputed, published counts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from preflop.device_memory import device_memory
+from preflop.errors import PreflopError
+from preflop.folding import tape_of
+from preflop.ledgers.memory import memory
+from preflop.ledgers.operators import operator_rows
+from preflop.published.conventions import recomputed_utilization
+from preflop.published.counts import counted
+from preflop.published.plans import Plan, plan_of
+from preflop.published.rows import CannotBuild, Row, Table
+from preflop.tape.events import Role, Tape
+from preflop.timing.kernels import Family
+from preflop.timing.rates import kernel_rate
+from preflop.timing.roofline import bandwidth_bytes_per_s, on_roofline
+from preflop.timing.step import step_time
+from preflop.units import GIB
+
+MEMORY, STEP_TIME, UTILIZATION = "memory", "step_time", "mfu_recomputed"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One figure of one row: as published, as predicted."""
+
+    id: str
+    source: str
+    what: str
+    """"memory" (bytes), "step_time" (seconds), "mfu_recomputed" (share or FLOP/s), or a published count."""
+    measured: float | None = None
+    predicted: float | None = None
+    error: float | None = None
+    """Relative: 0.1 is ten percent too much. Of a recomputed utilization: beyond the print's rounding."""
+    why_not: str | None = None
+    grade: str = ""
+    lower_s: float | None = None
+    """Of a step time: the bound that no prediction may beat."""
+    model: str = ""
+    device: str = ""
+    setting: str = ""
+    assumed: tuple[str, ...] = ()
+
+
+@dataclass
+class Predictor:
+    """Predicts rows; each configuration is recorded once."""
+
+    tapes: dict[tuple[object, ...], Tape | PreflopError] = field(default_factory=dict)
+    progress: Callable[[str], None] = lambda words: None
+
+    def predict(self, row: Row) -> list[Prediction]:
+        """All figures of a row; one with `why_not` for each that is not predicted."""
+        found = list(self._figures(row))
+        return found or [_of(row, "row", why_not="nothing in this row is predicted")]
+
+    def _figures(self, row: Row) -> Iterator[Prediction]:
+        if row.table is Table.COMMUNICATION:
+            yield _of(row, "bandwidth", why_not="collectives: a later version")
+            return
+        if row.table in (Table.RATIO, Table.COMPUTE):
+            yield self._tried(row, row.table.value, lambda: counted(row))
+            return
+        if row.table is Table.THROUGHPUT and (row.text("mfu_pct") or row.text("tflops_gpu")):
+            yield _utilization(row)
+        measured = _measured(row)
+        if not measured:
+            yield _of(row, "step_time", why_not="the row gives neither memory nor a step time")
+            return
+        try:
+            plan = plan_of(row)
+            tape = self._tape(plan)
+        except PreflopError as error:
+            why = _first_line(error)
+            yield from (_of(row, what, value, why_not=why) for what, value in measured)
+            return
+        for what, value in measured:
+            why = plan.no_memory if what == MEMORY else plan.no_time
+            if why:
+                yield _of(row, what, value, why_not=why)
+            elif what == MEMORY:
+                predicted = memory_bytes(plan, tape)
+                yield _of(row, what, value, predicted, assumed=plan.assumed)
+            else:
+                lower, predicted_s = step_seconds(plan, tape)
+                if predicted_s is None:
+                    yield _of(row, what, value, why_not="nobody measured what this device's kernels reach")
+                else:
+                    yield _of(row, what, value, predicted_s, lower_s=lower, assumed=plan.assumed)
+
+    def _tape(self, plan: Plan) -> Tape:
+        if plan.key not in self.tapes:
+            self.progress(f"recording {plan.key[0]}")
+            try:
+                self.tapes[plan.key] = tape_of(plan.subject)
+            except PreflopError as error:
+                self.tapes[plan.key] = error
+        found = self.tapes[plan.key]
+        if isinstance(found, PreflopError):
+            raise found
+        return found
+
+    def _tried(self, row: Row, what: str, predict: Callable[[], tuple[str, float, float]]) -> Prediction:
+        try:
+            what, measured, predicted = predict()
+        except PreflopError as error:
+            return _of(row, what, why_not=_first_line(error))
+        return _of(row, what, measured, predicted)
+
+
+def _of(
+    row: Row,
+    what: str,
+    measured: float | None = None,
+    predicted: float | None = None,
+    *,
+    error: float | None = None,
+    why_not: str | None = None,
+    lower_s: float | None = None,
+    assumed: tuple[str, ...] = (),
+) -> Prediction:
+    if error is None and measured and predicted is not None:
+        error = predicted / measured - 1
+    return Prediction(
+        row.id, row.source, what, measured, predicted, error, why_not, row.grade, lower_s,
+        row.text("model") or row.text("model_name"), row.text("gpu") or row.text("device"), _setting(row), assumed,
+    )  # fmt: skip
+
+
+def _setting(row: Row) -> str:
+    """Batch, length, precision and recomputation in a few words."""
+    batch = row.text("micro_batch") or row.text("batch")
+    length = row.text("seq") or row.text("seqlen")
+    parts = [f"{batch} x {length}" if batch and length else "", row.text("precision") or row.text("mode")]
+    parts += [row.text("sharding"), f"recompute {row.text('ckpt')}" if row.text("ckpt") not in ("", "none") else ""]
+    phase = row.text("phase").split(" (")[0]
+    return ", ".join(part for part in (*parts, phase) if part and part != "none")
+
+
+def _measured(row: Row) -> list[tuple[str, float]]:
+    """What the row measures that is predicted, in bytes and seconds."""
+    if row.table is Table.LATENCY:
+        latency_ms = row.number("label_all_e2e_latency")
+        return [(STEP_TIME, latency_ms / 1000)] if latency_ms else []
+    found = []
+    gib = row.number("mem_gib") if row.table is Table.MEMORY else None
+    if gib:
+        found.append((MEMORY, gib * GIB))
+    seconds = row.number("step_time_s") if row.table is Table.THROUGHPUT else None
+    if seconds:
+        found.append((STEP_TIME, seconds))
+    return found
+
+
+def _utilization(row: Row) -> Prediction:
+    try:
+        found = recomputed_utilization(row)
+    except CannotBuild as error:
+        return _of(row, UTILIZATION, why_not=_first_line(error))
+    beyond = max(abs(found.recomputed - found.printed) - found.rounding, 0.0)
+    sign = 1 if found.recomputed > found.printed else -1
+    return _of(row, UTILIZATION, found.printed, found.recomputed, error=sign * beyond / found.printed)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+# -- memory -------------------------------------------------------------------------------------------
+
+
+def memory_bytes(plan: Plan, tape: Tape) -> float:
+    """The plan's reading of the tape, in bytes."""
+    shared = _divided(plan, tape)
+    capability = (8, 0)
+    if plan.subject.device != "cpu":
+        from preflop.hardware.catalog import find
+
+        capability = find(plan.subject.device).compute_capability or capability
+    if plan.memory == "kept":
+        return memory(shared).columns.activations.bytes
+    if plan.memory == "static":
+        columns = memory(shared).columns
+        held = device_memory(shared, capability)
+        workspaces = 2 * (33554432 if capability >= (9, 0) else 8519680)
+        kept = columns.parameters.bytes + columns.gradients.bytes + columns.optimizer_states.bytes
+        return min(held.allocated_bytes, kept + columns.buffers.bytes + columns.inputs.bytes + workspaces)
+    if plan.memory == "first":
+        return memory(shared).first_step_peak_bytes
+    held = device_memory(shared, capability)
+    if plan.memory == "forward":
+        return held.allocated_by_phase["forward"]
+    if plan.memory == "reserved":
+        return held.reserved_bytes + plan.static_bytes
+    if plan.memory == "used":
+        return held.reserved_bytes + (plan.context_bytes or 0)
+    return held.allocated_bytes + plan.static_bytes + plan.extra_bytes
+
+
+def _divided(plan: Plan, tape: Tape) -> Tape:
+    """The tape with each column's storages divided over the devices that share it."""
+    degrees = {
+        Role.PARAMETER: plan.shards.parameters,
+        Role.GRADIENT: plan.shards.gradients,
+        Role.OPTIMIZER_STATE: plan.shards.states,
+    }
+    if all(degree == 1 for degree in degrees.values()) and not plan.drop_gradients:
+        return tape
+    storages = []
+    for storage in tape.storages:
+        degree = degrees.get(storage.role, 1)
+        size = -(-storage.bytes // degree)
+        if plan.drop_gradients and storage.role is Role.GRADIENT:
+            size = 0
+        storages.append(dataclasses.replace(storage, bytes=size))
+    return dataclasses.replace(tape, storages=storages)
+
+
+# -- time ---------------------------------------------------------------------------------------------
+
+
+def step_seconds(plan: Plan, tape: Tape) -> tuple[float | None, float | None]:
+    """(lower bound, expectation) of the measured part of the step; None where there is no expectation."""
+    device = plan.device
+    assert device is not None
+    rows = operator_rows(tape)
+    if plan.kernels and plan.kernels != "flash":
+        rows = [_with_kernel(row, plan.kernels) for row in rows]
+    elif plan.kernels:
+        rows = [dataclasses.replace(row, op=row.op.replace("_cudnn_", "_flash_")) for row in rows]
+    lower = expected = 0.0
+    for phase, times in (("forward", plan.microbatches), ("backward", plan.microbatches),
+                         ("recompute", plan.microbatches), ("optimizer", 1)):  # fmt: skip
+        own = [row for row in rows if row.phase == phase and phase in plan.phases]
+        if not own:
+            continue
+        timed = step_time([on_roofline(row, device) for row in own], device, model_flops=0, tokens=None).time
+        if timed.expected_s is None or timed.lower_s is None:
+            return timed.lower_s, None
+        lower += timed.lower_s * times
+        expected += timed.expected_s * times
+    bandwidth = bandwidth_bytes_per_s(device)
+    if plan.optimizer_bytes and bandwidth:
+        rate = kernel_rate(device, Family.ELEMENTWISE, "")
+        outside_s = plan.optimizer_bytes / bandwidth
+        lower += outside_s
+        expected += outside_s / (rate.moving_share(plan.optimizer_bytes) if rate else 1.0)
+    return lower, expected
+
+
+def _with_kernel(row: object, kernel: str) -> object:
+    op = row.op  # type: ignore[attr-defined]
+    for name in ("cudnn", "flash"):
+        op = op.replace(f"_{name}_", f"_{kernel}_")
+    return dataclasses.replace(row, op=op)  # type: ignore[type-var]
