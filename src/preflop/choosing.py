@@ -12,14 +12,17 @@ from typing import Any
 
 from preflop.accounting import CPU, Account, account_tape, find_device
 from preflop.api import tape_of_subject
-from preflop.models.catalog import find
+from preflop.errors import BadSubject
+from preflop.models.catalog import ModelFacts, find, known
 from preflop.plan.choice import Choice
 from preflop.plan.choices import Choices
+from preflop.plan.evaluate import Evaluator
+from preflop.plan.formulas import FormulaRow, formula_rows
 from preflop.plan.what_if import DEVICES_TRIED, SPLIT, WhatIf, check_split
 from preflop.plan.what_if import what_if as plan_what_if
 from preflop.subject import RECOMPUTE, Subject, batch_sizes, resolve
 from preflop.tape.events import Tape
-from preflop.tape.sizes import ParametricTape
+from preflop.tape.sizes import Domain, NotPolynomial, ParametricTape
 from preflop.tape.stack import Refused
 from preflop.tapes.choose import shipped, shipped_at_any_size
 from preflop.transforms.accumulation import accumulate
@@ -48,10 +51,7 @@ def choices(
         NotPolynomial: sizes of the step are no polynomials; record each size by itself.
     """
     facts = find(model)
-    if facts.window is not None and facts.window < (facts.max_positions or 0):
-        regimes: list[tuple[int, int | None]] = [(0, facts.window), (facts.window, facts.max_positions)]
-    else:
-        regimes = [(0, facts.max_positions)]
+    regimes = _regimes(facts)
 
     def subject_at(mode: str) -> SubjectAt:
         def at(batch: int, seq: int | None) -> Subject:
@@ -184,3 +184,83 @@ def what_if(
     return plan_what_if(
         prices.choice, prices.account, devices=devices, split=split or SPLIT, progress=progress
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Formulas:
+    """The operators of a step as formulas, and what the model calls its sizes."""
+
+    rows: tuple[FormulaRow, ...]
+    names: dict[str, int]
+    """The model's sizes by name."""
+    holds: str
+    """Where the formulas hold, in words."""
+
+
+def formulas(model: Any, batch: Any, **options: Any) -> Formulas:
+    """The operators of a step as formulas in batch and sequence length.
+
+    Args:
+        model: a name of `preflop models` or a configuration; `batch` its sizes; the rest as for
+            `preflop.account`.
+
+    Raises:
+        BadSubject: a model whose batch has no sizes to be written as letters.
+        PreflopError: sizes of the step are no polynomials, or something about the arguments.
+    """
+    sizes = batch_sizes(batch) if isinstance(model, str) and batch is not None else None
+    if sizes is None:
+        raise BadSubject(
+            "formulas need a batch whose sizes can be changed.\n"
+            "  Name a model of `preflop models` or a config.json, with --batch (and --seq)."
+        )
+    target = find_device(options.pop("device", CPU))
+    microbatches = options.pop("microbatches", 1)
+    name = CPU if target is None else target.id
+
+    def subject_at(size: int, seq: int | None) -> Subject:
+        chosen = {"batch_size": size} | ({} if seq is None else {"sequence_length": seq})
+        return resolve(model, chosen, device=name, **options)
+
+    facts = find(model) if known(model) else None
+    subject = subject_at(*sizes)
+    tapes = shipped_at_any_size(subject)
+    if not any(tape.domain.holds(*sizes) for tape in tapes):
+        regime = next(r for r in _regimes(facts) if r[1] is None or (sizes[1] or 0) <= r[1])
+        try:
+            tapes = _recorded(subject_at, [regime], has_sequence=sizes[1] is not None)
+        except (NotPolynomial, Refused) as reason:
+            raise BadSubject(f"{model} has no formulas in batch and sequence: {reason}.") from reason
+    fitting = [tape for tape in tapes if tape.domain.holds(*sizes)]
+    if not fitting:
+        where = " or ".join(_domain_words(tape.domain) for tape in tapes)
+        raise BadSubject(
+            f"the formulas of {model} hold at {where}, and not at batch {sizes[0]}, sequence {sizes[1]}.\n"
+            "  Ask at a size where they hold."
+        )
+    names = {} if facts is None else _size_names(facts)
+    rows = formula_rows(Evaluator(fitting[0]).rows(microbatches), *sizes, names)
+    return Formulas(tuple(rows), names, _domain_words(fitting[0].domain))
+
+
+def _regimes(facts: ModelFacts | None) -> list[tuple[int, int | None]]:
+    """(after, most): sequence lengths up to the window, and beyond it."""
+    if facts is None:
+        return [(0, None)]
+    if facts.window is not None and facts.window < (facts.max_positions or 0):
+        return [(0, facts.window), (facts.window, facts.max_positions)]
+    return [(0, facts.max_positions)]
+
+
+def _size_names(facts: ModelFacts) -> dict[str, int]:
+    names = "hidden heads kv_heads head_dim ffn vocab max_positions patch_size classes".split()
+    return {name: getattr(facts, name) for name in names if getattr(facts, name) is not None}
+
+
+def _domain_words(domain: Domain) -> str:
+    batch = f"B >= {domain.least_batch}" if domain.most_batch is None else f"B = {domain.most_batch}"
+    if domain.least_seq is None:
+        return batch
+    most = "" if domain.most_seq is None else f" <= {domain.most_seq}"
+    multiple = "" if domain.seq_multiple == 1 else f", a multiple of {domain.seq_multiple}"
+    return f"{batch}, {domain.least_seq} <= S{most}{multiple}"

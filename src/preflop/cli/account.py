@@ -30,6 +30,9 @@ def command(
     what_if: Annotated[
         bool, typer.Option("--what-if", help="Also change one knob at a time (see `preflop what-if`).")
     ] = False,
+    formulas: Annotated[
+        bool, typer.Option("--formulas", help="Also write the operators as formulas in B and S.")
+    ] = False,
     as_json: words.AsJson = False,
 ) -> None:
     """Price one training step before it runs: what sits in memory and whether it fits, what work is
@@ -46,6 +49,7 @@ def command(
     changed = None
     if what_if:
         changed, _ = words.what_if_of(model, options, devices=None, split=None, given=priced)
+    letters = words.formulas_of(model, options) if formulas else None
     if tape is not None:
         from preflop.tape.file import save
 
@@ -58,12 +62,19 @@ def command(
     if as_json:
         import json
 
+        from preflop.report.formulas import formulas_json
         from preflop.report.what_if import what_if_json
 
         extra = {} if changed is None else {"what_if": what_if_json(changed)}
+        if letters is not None:
+            extra["formulas"] = formulas_json(letters)
         typer.echo(json.dumps({**priced.to_dict(), **extra}, indent=2))
     else:
         priced.show(top=count)
+        if letters is not None:
+            from preflop.report.formulas import show_formulas
+
+            show_formulas(letters, top=count)
         if changed is not None:
             from preflop.report.what_if import show_section
 

@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from preflop.accounting import Account
+    from preflop.choosing import Formulas
     from preflop.plan.what_if import WhatIf
     from preflop.subject import Subject
 
@@ -119,6 +120,22 @@ def what_if_of(
             **_arguments(options),
         )  # fmt: skip
     return found, headline(given)
+
+
+def formulas_of(model: str, options: Options) -> Formulas:
+    """The operators of what the words name, as formulas.
+
+    Raises:
+        PreflopError: a name, number, file or subject that cannot be used, or has no formulas.
+    """
+    from preflop.choosing import formulas
+    from preflop.errors import PreflopError
+    from preflop.tape.file import is_tape
+
+    if is_tape(model):
+        raise PreflopError(f"{model} is a recording of one size: name the model itself for formulas.")
+    with working(f"fitting {model}"):
+        return formulas(model, _batch(options), **_arguments(options))
 
 
 def subject_of(model: str, options: Options) -> Subject:

@@ -29,7 +29,7 @@ from preflop.ops.registry import Kind, Work
 from preflop.plan.outcome import Outcome
 from preflop.plan.prices import Answer, Grid, Price, Rational, Total, grid
 from preflop.tape.events import Call, Phase, Signature, Tape
-from preflop.tape.sizes import BASIS, NotPolynomial, ParametricTape, basis, concrete
+from preflop.tape.sizes import BASIS, Coefficients, NotPolynomial, ParametricTape, basis, concrete
 from preflop.timing.row_times import RowRates, Seconds, row_rates, row_seconds
 from preflop.transforms.accumulation import accumulate
 from preflop.transforms.depth import deepen
@@ -77,6 +77,33 @@ class Evaluator:
             self._compiled[recorded] = _Compiled(self._parametric, recorded)
         return self._compiled[recorded].evaluate(batch, seq, microbatches, device)
 
+    def rows(self, microbatches: int = 1) -> list[PolynomialRow]:
+        """Operators of the steady step as the account's rows, their figures as polynomials."""
+        recorded = 1 if microbatches == 1 else 2
+        if recorded not in self._compiled:
+            self._compiled[recorded] = _Compiled(self._parametric, recorded)
+        return self._compiled[recorded].rows(microbatches)
+
+
+@dataclass(frozen=True, slots=True)
+class PolynomialRow:
+    """Like calls, as one row of the account has them, at any size."""
+
+    op: str
+    phase: str
+    module: str
+    source: str | None
+    dtype: str
+    calls: int
+    shapes: str
+    """As the account's, with a symbol "#7" for each size."""
+    sizes: dict[int, Coefficients]
+    """What each symbol of `shapes` stands for."""
+    flops: Rational | None
+    """Of all calls; None where it is no polynomial. So are the next two."""
+    read_bytes: Rational | None
+    write_bytes: Rational | None
+
 
 class _Compiled:
     """One step of one or two microbatches as arrays."""
@@ -114,6 +141,9 @@ class _Compiled:
             upper_s=seconds.upper_s, tokens=None if seq is None else batch * seq * microbatches,
             samples=batch * microbatches,
         )  # fmt: skip
+
+    def rows(self, microbatches: int) -> list[PolynomialRow]:
+        return self._work.polynomial_rows(microbatches - self.recorded)
 
     def _rates_on(self, device: Device) -> RowRates:
         if device.id not in self._rates:
@@ -290,7 +320,9 @@ def _whole(polynomial: Rational) -> np.ndarray:
 # -- work -----------------------------------------------------------------------------------------
 
 _TOTALS = ("flops", "model", "hardware", "read", "write")
-_ROW = ("flops", "attended", "moved")
+# A size in the text of shapes; "x 144 more" counts tensors.
+_SYMBOL = re.compile(r"\d+(?!\d| more)")
+_ROW = ("flops", "attended", "read", "write")
 
 
 @dataclass(slots=True)
@@ -386,7 +418,7 @@ class _Steps:
             price = known[key]
             if price is not None:
                 row = self._row(origin)
-                self._add(row, price, counts, (("read",), ("write",)), ("moved", "moved"))
+                self._add(row, price, counts, (("read",), ("write",)), ("read", "write"))
 
     def _row(self, origin: Origin) -> _Row:
         key = (
@@ -398,7 +430,7 @@ class _Steps:
             self._shapes[origin.signature],
         )
         if key not in self._rows:
-            self._rows[key] = _Row(key, tuple(int(n) for n in re.findall(r"\d+", key[-1])))
+            self._rows[key] = _Row(key, tuple(int(n) for n in _SYMBOL.findall(key[-1])))
             self._order.append(self._rows[key])
         return self._rows[key]
 
@@ -476,7 +508,35 @@ class _Steps:
                 if own is not None:
                     rows[own][item.row] += float(answer * count)
         self._join(rows, calls, values)
-        return totals, (np.minimum(rows["flops"], rows["attended"]), rows["moved"], calls)
+        return totals, (np.minimum(rows["flops"], rows["attended"]), rows["read"] + rows["write"], calls)
+
+    def polynomial_rows(self, extra: int) -> list[PolynomialRow]:
+        """The rows, with so many microbatches beyond those recorded."""
+        asked: dict[int, set[str | None]] = {}
+        for item in self._asked:
+            asked.setdefault(item.row, set()).update(item.row_names)
+
+        def total(index: int, row: _Row, name: str) -> Rational | None:
+            if name in asked.get(index, ()):
+                return None
+            once, rest = row.sums[name]
+            return tuple(a + b * (1 + extra) for a, b in zip(once, rest))
+
+        found = []
+        for index, row in enumerate(self._order):
+            op, phase, module, source, dtype, shapes = row.key
+            figures = [total(index, row, name) for name in ("flops", "read", "write")]
+            if all(figure is not None and not any(figure) for figure in figures):
+                continue  # a view
+            found.append(
+                PolynomialRow(
+                    op, phase, module, source or None, dtype, row.calls[0] + row.calls[1] * (1 + extra),
+                    _SYMBOL.sub(lambda number: f"#{number[0]}", shapes),
+                    {symbol: tuple(self._sizes[symbol].tolist()) for symbol in set(row.symbols)},
+                    *figures,
+                )
+            )  # fmt: skip
+        return found
 
     def _join(self, rows: dict[str, Any], calls: Any, values: Sequence[int]) -> None:
         """Rows whose shapes are equal at this size are one row of the account."""
@@ -524,7 +584,7 @@ def _may_be_one(
     """Pairs of rows that differ in their shapes alone, and whose shapes are equal at some sizes."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for index, row in enumerate(rows):
-        groups.setdefault((*row.key[:-1], re.sub(r"\d+", "#", row.key[-1])), []).append(index)
+        groups.setdefault((*row.key[:-1], _SYMBOL.sub("#", row.key[-1])), []).append(index)
     for members in groups.values():
         for place, later in enumerate(members):
             for earlier in members[:place]:

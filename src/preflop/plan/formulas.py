@@ -1,0 +1,179 @@
+"""Operator rows as formulas in batch and sequence length: `2*B*S*768*3072`.
+
+A polynomial's coefficients are products of the model's sizes. Each is written as the product of sizes that
+stand in the row's own shapes, where it is one (times a small number): so a reader finds them again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations
+from math import prod
+
+from preflop.plan.evaluate import PolynomialRow
+from preflop.tape.sizes import BASIS, basis, formula
+
+# A coefficient over the sizes it is made of: bytes of an element, 2 of a multiply-add, q, k and v...
+_SMALL = 64
+# Sizes of one row that are tried in products; a row shows no more than a few tensors.
+_TRIED = 10
+# Sizes up to this are taken for factors of the formula (2 of a multiply-add), not of the model.
+_LEAST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FormulaRow:
+    """One operator row. Formulas are of one call; `calls` of them are made."""
+
+    op: str
+    phase: str
+    module: str
+    source: str | None
+    dtype: str
+    calls: int
+    shapes: str
+    """"(B*S, 768) x (768, 3072) -> (B*S, 3072)"."""
+    flops: str | None
+    """None: no polynomial in B and S."""
+    read_bytes: str | None
+    write_bytes: str | None
+    named: dict[str, str | None]
+    """`shapes`, `flops`, `read_bytes`, `write_bytes` with the model's own names for its sizes."""
+    flops_at: int
+    """FLOPs of all calls at the given size; so are the bytes read and written."""
+    bytes_at: int
+
+
+def formula_rows(
+    rows: Iterable[PolynomialRow], batch: int, seq: int | None, names: Mapping[str, int]
+) -> list[FormulaRow]:
+    """The rows as formulas, most FLOPs at the given size first, then most bytes.
+
+    Args:
+        names: the model's sizes by name; a size that several names have is written as a number.
+    """
+    at = basis(batch, seq)
+    words = _words(names)
+    found = [_formula_row(row, at, words) for row in rows]
+    return sorted(found, key=lambda row: (-row.flops_at, -row.bytes_at, row.op))
+
+
+def _words(names: Mapping[str, int]) -> dict[int, str]:
+    """Size -> its name, where it has only one."""
+    by_size: dict[int, list[str]] = {}
+    for name, size in names.items():
+        by_size.setdefault(size, []).append(name)
+    return {size: those[0] for size, those in by_size.items() if len(those) == 1 and size > 1}
+
+
+def _formula_row(row: PolynomialRow, at: Sequence[int], words: Mapping[int, str]) -> FormulaRow:
+    factors = _factors(row)
+    figures = {"flops": row.flops, "read_bytes": row.read_bytes, "write_bytes": row.write_bytes}
+    each = {name: None if f is None else tuple(c / row.calls for c in f) for name, f in figures.items()}
+    plain = {name: None if p is None else product_formula(p, factors) for name, p in each.items()}
+    named = {name: None if p is None else product_formula(p, factors, words) for name, p in each.items()}
+    shapes = re.sub(r"#(\d+)", lambda symbol: formula(row.sizes[int(symbol[1])]), row.shapes)
+    moved = [_value(figure, at) for figure in (row.read_bytes, row.write_bytes)]
+    return FormulaRow(
+        row.op, row.phase, row.module, row.source, row.dtype, row.calls, shapes, plain["flops"],
+        plain["read_bytes"], plain["write_bytes"], {"shapes": _named_shapes(shapes, words), **named},
+        _value(row.flops, at), sum(moved),
+    )  # fmt: skip
+
+
+def _value(polynomial: Sequence[Fraction] | None, at: Sequence[int]) -> int:
+    return 0 if polynomial is None else int(sum((c * x for c, x in zip(polynomial, at)), Fraction(0)))
+
+
+def _factors(row: PolynomialRow) -> list[int]:
+    """Sizes that stand in the row's shapes, in order, each as often as one tensor has it."""
+    order = [int(number) for number in re.findall(r"#(\d+)", row.shapes)]
+    found: dict[int, int] = {}
+    for tensor in re.findall(r"\(([^)]*)\)", row.shapes):
+        own: dict[int, int] = {}
+        for number in re.findall(r"#(\d+)", tensor):
+            for coefficient in row.sizes[int(number)]:
+                if coefficient > _LEAST:
+                    own[coefficient] = own.get(coefficient, 0) + 1
+        for size, count in own.items():
+            found[size] = max(found.get(size, 0), count)
+    sizes = [c for number in dict.fromkeys(order) for c in row.sizes[number] if c in found]
+    return [size for size in dict.fromkeys(sizes) for _ in range(found[size])][:_TRIED]
+
+
+def product_formula(
+    polynomial: Sequence[Fraction], factors: Sequence[int], words: Mapping[int, str] | None = None
+) -> str:
+    """A polynomial whose coefficients are written as products of factors, or a sum of two, where they are.
+
+    Args:
+        words: what to write for a factor; its number where there is no word.
+
+    >>> flops = [Fraction(0)] * 3 + [Fraction(2 * 768 * 3072)] + [Fraction(0)] * 2
+    >>> product_formula(flops, [768, 3072])
+    '2*B*S*768*3072'
+    >>> product_formula(flops, [768, 3072], {768: "hidden"})
+    '2*B*S*hidden*3072'
+    """
+    terms = [
+        term
+        for coefficient, name in zip(polynomial, BASIS)
+        if coefficient
+        for term in _terms(coefficient, name, factors, words or {})
+    ]
+    return " + ".join(terms).replace("+ -", "- ") or "0"
+
+
+def _terms(
+    coefficient: Fraction, monomial: str, factors: Sequence[int], words: Mapping[int, str]
+) -> Iterable[str]:
+    letters = [] if monomial == "1" else [monomial]
+    if coefficient.denominator != 1:
+        yield "*".join([f"{coefficient.numerator}/{coefficient.denominator}", *letters])
+        return
+    sign = "-" if coefficient < 0 else ""
+    for rest, parts in _products(abs(int(coefficient)), factors):
+        written = [] if rest == 1 else [str(rest)]
+        written += letters + [words.get(part, str(part)) for part in parts]
+        yield sign + ("*".join(written) or "1")
+
+
+def _products(number: int, factors: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
+    """(small number, factors) whose products sum to the number: one of them, or two; else the number."""
+    chosen = [c for count in range(1, len(factors) + 1) for c in combinations(factors, count)]
+    known = {prod(parts): parts for parts in reversed(chosen)}
+    one = _product(number, known)
+    if one[0] <= _SMALL:
+        return [one]
+    for whole in sorted(known, reverse=True):
+        for times in _ITEM_BYTES:
+            rest = number - times * whole
+            other = _product(rest, known) if rest > 0 else (number, ())
+            if other[0] <= _SMALL:
+                return [(times, known[whole]), other]
+    return [one]
+
+
+# What a tensor's elements are multiplied by: bytes of each, several tensors of one shape.
+_ITEM_BYTES = (1, 2, 4, 8, 6, 12, 16)
+
+
+def _product(number: int, known: Mapping[int, tuple[int, ...]]) -> tuple[int, tuple[int, ...]]:
+    """(what is left, factors used), with the least left; few factors before many."""
+    best: tuple[int, tuple[int, ...]] = (number, ())
+    for whole, parts in known.items():
+        if number % whole == 0 and (number // whole, len(parts)) < (best[0], len(best[1]) or 99):
+            best = (number // whole, parts)
+    return best
+
+
+def _named_shapes(text: str, words: Mapping[int, str]) -> str:
+    """Shapes with the model's words for its sizes.
+
+    >>> _named_shapes("(B*S, 768) x (768, 3072)", {768: "hidden", 3072: "ffn"})
+    '(B*S, hidden) x (hidden, ffn)'
+    """
+    return re.sub(r"(?<![\w^])\d+(?!\d| more)", lambda number: words.get(int(number[0]), number[0]), text)
