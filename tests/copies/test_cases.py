@@ -106,7 +106,7 @@ def test_h09_a_bool_mask_is_written_out_as_numbers():
 
 @pytest.mark.skipif(not hasattr(F, "rms_norm"), reason="torch has no rms_norm")
 def test_h11_rms_norm_computes_in_fp32():
-    """RMS norm of bf16 data casts x up (8,192 bytes) and its result down (4,096); layer_norm casts nothing."""
+    """RMS norm of bf16 data casts x up (8,192 bytes), its result down (4,096); layer_norm casts nothing."""
     x, w = torch.randn(32, 64, dtype=torch.bfloat16), torch.ones(64, dtype=torch.bfloat16)
     found = {(row.bytes, row.kind) for row in rows(lambda: F.rms_norm(x, (64,), w))}
     assert {(8_192, "cast"), (4_096, "cast")} <= found

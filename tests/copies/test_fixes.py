@@ -63,7 +63,7 @@ def merge():
 
 
 def contiguous():
-    """contiguous() before an element-wise operator, left out."""
+    """Left out: a call of contiguous before an element-wise operator."""
     x, y = torch.randn(64, 32), torch.randn(32, 64)
     return (x, y), lambda x, y: torch.sin(x.t().contiguous()) * y, lambda x, y: torch.sin(x.t()) * y
 

@@ -1,6 +1,7 @@
 """Runs the sweep: builds each pair small, records it, measures it where asked, and appends one JSON line.
 
-    python -m tests.sweep.run [--family NAME] [--only TEXT] [--limit N] [--out FILE] [--measure] [--write-docs]
+    python -m tests.sweep.run [--family NAME] [--only TEXT] [--limit N] [--out FILE] [--measure]
+        [--write-docs]
 
 An interrupted run goes on where it stopped: pairs that FILE already has are left out.
 """
@@ -34,7 +35,7 @@ from .batches import batches
 from .others import other_pairs
 from .pairs import FAMILIES, Pair, transformers_pairs
 from .rules import LEVELS
-from .shrink import small_config
+from .shrink import small_config, sub_configs
 
 OUT = Path("build/sweep.jsonl")
 LARGEST_REAL_PARAMETERS = 150_000_000
@@ -120,7 +121,7 @@ def candidates(pair: Pair) -> Iterator[Candidate]:
     last: Exception | None = None
     for level in range(len(LEVELS)):
         try:
-            config = small_config(pair.model_type, level)
+            config = _for_head(small_config(pair.model_type, level), head)
             config.sweep_head = pair.head
 
             def build(config: Any = config) -> nn.Module:
@@ -141,6 +142,18 @@ def candidates(pair: Pair) -> Iterator[Candidate]:
             yield Candidate(build, batch, level, words)
     if last is not None:
         raise last
+
+
+def _for_head(config: Any, head: Any) -> Any:
+    """The part of a composite configuration that the head reads."""
+    wanted = getattr(head, "config_class", None)
+    if wanted is None or isinstance(config, wanted):
+        return config
+    for _, inner in sub_configs(config):
+        if isinstance(inner, wanted):
+            inner.use_cache = False
+            return inner
+    return config
 
 
 def runs_for_real(candidate: Candidate) -> Exception | None:
@@ -275,7 +288,7 @@ def read_rows(out: Path) -> dict[str, Row]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sweep.run", description=__doc__)
-    parser.add_argument("--family", help=f"one of: {', '.join(FAMILIES)}, peft, torch")
+    parser.add_argument("--family", help=f"of: {', '.join(FAMILIES)}, peft, torch; several with commas between")
     parser.add_argument("--only", help="pairs whose name contains this")
     parser.add_argument("--limit", type=int, help="stop after so many pairs")
     parser.add_argument("--every", type=int, default=1, help="take each Nth pair: a sample of all families")
@@ -307,7 +320,7 @@ def _sweep(options: argparse.Namespace) -> None:
     chosen = [
         pair
         for pair in all_pairs()
-        if (options.family is None or pair.family == options.family)
+        if (options.family is None or pair.family in options.family.split(","))
         and (options.only is None or options.only.lower() in pair.name.lower())
     ][:: options.every]
     done = 0
@@ -324,7 +337,8 @@ def _sweep(options: argparse.Namespace) -> None:
         error = found.error
         shown = "" if error is None else f" {error:+.4%}"
         print(
-            f"{found.status:10} {pair.name}{shown} L{found.level} {found.record_s}s {found.batch} {found.reason[:150]}",
+            f"{found.status:10} {pair.name}{shown} L{found.level} {found.record_s}s {found.batch} "
+            f"{found.reason[:150]}",
             flush=True,
         )
 

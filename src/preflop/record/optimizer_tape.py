@@ -37,8 +37,7 @@ def record_optimizer(
             for step in range(STEPS):
                 recorder.step = step
                 train_step(recorder, named, gradients, optimizer)
-        tape = recorder.tape(None, STEPS)
-    return tape
+        return recorder.tape(None, STEPS)
 
 
 def train_step(

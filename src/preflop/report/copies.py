@@ -59,8 +59,8 @@ def headline(found: StepCopies) -> str:
     bytes_written = sum(copy.row.bytes for copy in hidden)
     of = "of the step's time" if found.basis == "time" else "of the bytes that the step moves"
     return (
-        f"copies that nobody asked for: {found.hidden_share:.1%} {of}, {bytes_text(bytes_written)} written by "
-        f"{sum(copy.row.calls for copy in hidden):,} copies"
+        f"copies that nobody asked for: {found.hidden_share:.1%} {of}, {bytes_text(bytes_written)} written "
+        f"by {sum(copy.row.calls for copy in hidden):,} copies"
     )
 
 

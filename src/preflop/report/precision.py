@@ -48,8 +48,8 @@ def precision_json(account: Account, advice: PrecisionAdvice) -> dict[str, Any]:
 def recipes_table(advice: PrecisionAdvice | None = None) -> Table:
     """One row per recipe; with a model, what it takes for that model."""
     headings = [
-        Heading("recipe", False), Heading("weight"), Heading("gradient"), Heading("master"), Heading("states"),
-        Heading("bytes"), Heading("peak"),
+        Heading("recipe", False), Heading("weight"), Heading("gradient"), Heading("master"),
+        Heading("states"), Heading("bytes"), Heading("peak"),
     ]  # fmt: skip
     if advice is not None:
         headings.append(Heading("this model"))
@@ -57,8 +57,8 @@ def recipes_table(advice: PrecisionAdvice | None = None) -> Table:
     rows = []
     for number, recipe in enumerate(RECIPES):
         cells = [
-            recipe.name, str(recipe.weight), str(recipe.gradient), str(recipe.master or ""), str(recipe.states),
-            str(recipe.bytes), str(recipe.peak_bytes) if recipe.transient else "",
+            recipe.name, str(recipe.weight), str(recipe.gradient), str(recipe.master or ""),
+            str(recipe.states), str(recipe.bytes), str(recipe.peak_bytes) if recipe.transient else "",
         ]  # fmt: skip
         if advice is not None:
             cells.append(bytes_text(advice.recipes[number].peak_bytes))
@@ -79,8 +79,9 @@ def kept_table(advice: PrecisionAdvice, top: int) -> Table:
     """Operators that run in fp32 although the step is in half precision."""
     rows = [
         (
-            short_op(row.op), row.phase, row.module or "(model)", f"{row.calls:,}", bytes_text(row.moved_bytes),
-            bytes_text(row.extra_bytes), "" if row.extra_s is None else time_text(row.extra_s),
+            short_op(row.op), row.phase, row.module or "(model)", f"{row.calls:,}",
+            bytes_text(row.moved_bytes), bytes_text(row.extra_bytes),
+            "" if row.extra_s is None else time_text(row.extra_s),
             "matrix units idle" if row.matmul else "",
         )
         for row in advice.kept[:top]

@@ -114,14 +114,15 @@ class _Unfold:
             call = self.tape.storages[index].call
             if call < 0:
                 return None
-            label = self._call_label(call)
+            label = self.call_label(call)
             if label == _MANY:
                 part = self._part_of_list(call, index)
                 return part if part >= 0 else None
             return label
-        return self._call_label(index)
+        return self.call_label(index)
 
-    def _call_label(self, index: int) -> int | None:
+    def call_label(self, index: int) -> int | None:
+        """Which instance of the stack a call belongs to; None where to none."""
         call = self.tape.calls[index]
         if call.phase is not Phase.OPTIMIZER:
             place = self.place[call.module]
@@ -145,7 +146,7 @@ class _Unfold:
 
     def _birth_owner(self, index: int, current: Segment) -> int:
         call = self.tape.storages[index].call
-        if call >= 0 and self._call_label(call) == _MANY:
+        if call >= 0 and self.call_label(call) == _MANY:
             return self._part_of_list(call, index)
         return current.instance
 
@@ -270,7 +271,7 @@ class _Unfold:
         for kind, index in segment.events:
             if kind == MARK:
                 continue
-            many = kind == CALL and self._call_label(index) == _MANY
+            many = kind == CALL and self.call_label(index) == _MANY
             if many:
                 continue
             used = self.tape.calls[index].storages if kind == CALL else (index,)
@@ -295,6 +296,7 @@ class _Writer:
     """Writes the unfolded tape."""
 
     def __init__(self, plan: _Unfold) -> None:
+        self._born: list[Storage] = []
         self.plan = plan
         self.tape = plan.tape
         self.extra = plan.extra
@@ -464,8 +466,6 @@ class _Writer:
         rank = self.local_rank[self.plan.local[storage]]
         return self.copy_base + (owner - _TEMPLATE) * self.copy_count + rank, True
 
-    _born: list[Storage] = []
-
     def _fixed(self, segment: Segment) -> frozenset[int]:
         """Storages that the checked and the template segment both name: the same for every copy."""
         key = (segment.sweep, _CHECKED)
@@ -498,7 +498,7 @@ class _Writer:
 
     def _play_call(self, index: int, at: int, copy: int) -> None:
         call = self.tape.calls[index]
-        if self.plan._call_label(index) == _MANY:
+        if self.plan.call_label(index) == _MANY:
             signature, storages = self._widened(call)
         else:
             signature = call.signature
@@ -585,7 +585,7 @@ class _Writer:
         ]
         if call.signature not in self.wide:
             position = {pair: n for n, pair in reversed(list(enumerate(inputs)))}
-            written = {old_index for old_index in old.writes}
+            written = set(old.writes)
             aliases = []
             for i, copy in outputs:
                 alias = old.aliases[i]
