@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -144,7 +144,8 @@ def huggingface(data: Data, steps: int) -> tuple[float, float]:
 
         def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
             logits = self.inner(input_ids).logits
-            return {"loss": functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+            loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+            return {"loss": loss, "logits": logits}
 
     class Rows(torch.utils.data.Dataset):
         def __len__(self) -> int:
@@ -201,7 +202,8 @@ def main() -> None:
     """Print every figure as JSON, and what it says in words."""
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
-        text.write_bytes(b"".join(Path(one).read_bytes() for one in sorted(Path(json.__file__).parent.glob("*.py"))))
+        sources = sorted(Path(json.__file__).parent.glob("*.py"))
+        text.write_bytes(b"".join(one.read_bytes() for one in sources))
         data = write_data([text], Path(folder) / "data")
         found: dict[str, dict[str, float]] = rounds({"preflop": ours(data), "nanogpt": nanogpt(data)})
         if "--no-huggingface" not in sys.argv:

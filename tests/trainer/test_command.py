@@ -93,6 +93,17 @@ def test_predicted_peak_is_what_the_allocator_saw(
     assert peak["measured"] == pytest.approx(peak["predicted"], rel=0.005)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16-master"])
+def test_the_trainers_own_step_verifies(
+    words: list[str], precision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--verify: two real steps agree with the prediction, FLOPs exactly; nothing is trained."""
+    assert run([*words, "--verify", "--json", "--microbatches", "2", "--precision", precision]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["flops"]["predicted"] == found["flops"]["counted"]
+    assert not (tmp_path / "run").exists()
+
+
 def test_flops_are_those_of_the_named_model(data: Path) -> None:
     """Model FLOPs of the trainer's step equal those of `preflop account` for the same sizes, exactly."""
     import preflop
@@ -183,7 +194,7 @@ def test_every_setting_has_a_meaning_on_the_command_line() -> None:
 
     from preflop.cli.train import command
 
-    flags = set(inspect.signature(command).parameters) - {"config", "resume", "force", "as_json"}
+    flags = set(inspect.signature(command).parameters) - {"config", "resume", "force", "verify", "as_json"}
     assert flags <= set(keys())
 
 

@@ -13,6 +13,7 @@ from preflop.trainer.corpus import write_data
 from preflop.trainer.loop import train
 from preflop.trainer.tokens import Data, open_data
 
+
 def validation_loss(tmp_path: Path, steps: int, batch: int) -> float:
     sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     write_data(sources, tmp_path / "data")
@@ -33,7 +34,7 @@ def frequencies_loss(data: Data) -> float:
 
 
 def test_it_begins_to_learn(tmp_path: Path) -> None:
-    """100 steps of 512 bytes (some seconds): below 2.85 nats a byte, well past what frequencies alone give."""
+    """100 steps of 512 bytes below 2.85 nats a byte, well past what frequencies alone give."""
     loss = validation_loss(tmp_path, 100, 8)
     assert loss < 2.85
     assert loss < frequencies_loss(open_data(tmp_path / "data")) - 0.3

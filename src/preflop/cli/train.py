@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from preflop.trainer.config import TrainConfig
 
 Text = str | None
 
@@ -52,6 +56,9 @@ def command(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest valid checkpoint.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Start although the run does not fit.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Hold two real steps against the prediction, and do not train.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print how it ended as JSON, and nothing else.")
     ] = False,
@@ -59,11 +66,16 @@ def command(
     """Train a model, after pricing a step: refuses what does not fit, shows what was predicted beside what
     is measured, and saves so that a crash costs nothing. Exit status 1: it does not fit, or cannot go on."""
     given = dict(locals())
-    for name in ("config", "resume", "force", "as_json"):
+    for name in ("config", "resume", "force", "verify", "as_json"):
         given.pop(name)
+    # The profiler, which reads the peak of one step, writes to standard error unless told before torch comes.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     from preflop.trainer.settings import settings
 
     wanted = settings(given, config=config, resume=resume)
+    if verify:
+        _verify(wanted, as_json=as_json)
+        return
     from preflop.trainer.display import Lines, Silent
     from preflop.trainer.loop import TrainingStopped, train
     from preflop.trainer.preflight import DoesNotFit
@@ -78,3 +90,20 @@ def command(
         import json
 
         typer.echo(json.dumps(result.to_dict(Path(wanted.out)), indent=2))
+
+
+def _verify(wanted: TrainConfig, *, as_json: bool) -> None:
+    """The trainer's own step, as `preflop verify` shows any step."""
+    from preflop.trainer.preflight import verify_own_step
+
+    found = verify_own_step(wanted)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        from preflop.report.verify_table import show
+
+        show(found)
+    if not found.verifies:
+        raise typer.Exit(1)

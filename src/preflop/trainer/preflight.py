@@ -13,13 +13,15 @@ from torch import nn
 
 from preflop.accounting import Account, account_tape, find_device
 from preflop.errors import PreflopError, UnknownDevice
+from preflop.measure.verify import Verification, verify_subject
 from preflop.models.catalog import ModelFacts
 from preflop.precision import find_precision
 from preflop.record.subject_tape import record_subject
 from preflop.subject import Subject, resolve
 from preflop.trainer.config import TrainConfig
-from preflop.trainer.model import make_model
+from preflop.trainer.model import make_model, trained_facts
 from preflop.trainer.optimizer import make_optimizer
+from preflop.trainer.tokens import open_data
 from preflop.units import bytes_text
 
 
@@ -80,6 +82,16 @@ def own_account(config: TrainConfig, facts: ModelFacts, ranks: int, device: torc
     priced = find_device(device_name(device))
     subject = own_subject(config, facts, ranks, "cpu" if priced is None else priced.id)
     return account_tape(record_subject(subject), priced)
+
+
+def verify_own_step(config: TrainConfig) -> Verification:
+    """Two real steps of this run here, on the CPU, held against the prediction: peaks, phases, FLOPs.
+
+    Raises:
+        PreflopError: the data or the step cannot be used.
+    """
+    facts = trained_facts(config, open_data(config.data).vocab)
+    return verify_subject(own_subject(config, facts, 1, "cpu"))
 
 
 def device_name(device: torch.device) -> str:
