@@ -246,7 +246,7 @@ def advice(given: Row, rows: Sequence[Row]) -> str:
         return _make_it_fit(given.outcome, rows)
     if given.outcome.per_unit_s is None:
         return _spare_memory(given.outcome, rows)
-    return _make_it_faster(given.outcome, rows)
+    return _make_it_faster(given, given.outcome, rows)
 
 
 def _make_it_fit(given: Outcome, rows: Sequence[Row]) -> str:
@@ -281,7 +281,7 @@ def _make_it_fit(given: Outcome, rows: Sequence[Row]) -> str:
     )
 
 
-def _make_it_faster(given: Outcome, rows: Sequence[Row]) -> str:
+def _make_it_faster(run: Row, given: Outcome, rows: Sequence[Row]) -> str:
     here = [
         row
         for row in rows
@@ -293,7 +293,7 @@ def _make_it_faster(given: Outcome, rows: Sequence[Row]) -> str:
     if best is not None and best.outcome is not None and gain >= _WORTH:
         return (
             f"Change first: {best.words}. It takes {gain:.0%} off the time per {_unit(given)}: "
-            f"{_why(given, best)}{_caution(best)}."
+            f"{_why(run, given, best, best.outcome)}{_caution(best)}."
         )
     fastest = min((row for row in here if row.knob == "device"), key=_time, default=None)
     gain = 0.0 if fastest is None else -(change(given, fastest.outcome).time or 0.0)
@@ -331,20 +331,19 @@ def _unit(outcome: Outcome) -> str:
     return "token" if outcome.tokens else "sample"
 
 
-def _why(given: Outcome, best: Row) -> str:
+def _why(run: Row, given: Outcome, best: Row, after: Outcome) -> str:
     """What of the step became less."""
-    after = best.outcome
-    assert after is not None
     changed = change(given, after)
     said = []
     if changed.flops is not None and changed.flops < -_WORTH:
         said.append(f"{-changed.flops:.0%} fewer FLOPs")
     if changed.moved is not None and changed.moved < -_WORTH:
         said.append(f"{-changed.moved:.0%} fewer bytes moved")
-    if best.knob == "precision":
-        said.insert(0, "its matmuls run at another peak")
     explained = max(-(changed.flops or 0.0), -(changed.moved or 0.0), 0.0)
-    if best.knob != "precision" and -(changed.time or 0.0) > explained + _WORTH:
+    computes = [PRECISIONS[row.choice.precision].compute_dtype for row in (run, best)]
+    if computes[0] != computes[1]:
+        said.insert(0, f"its matmuls run in {computes[1]}")
+    elif -(changed.time or 0.0) > explained + _WORTH:
         said.insert(0, "fewer kernels to launch")
     return " and ".join(said)
 
