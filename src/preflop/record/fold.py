@@ -97,8 +97,10 @@ def _cut_one(path: str, container: nn.Module, shared: set[int], least_period: in
 def _repetition(kinds: list[Any], least_period: int = 1) -> tuple[int, int, int]:
     """(first, count, period) of the longest periodic end of the list, shortest period first.
 
-    >>> _repetition(list("xababab"))
-    (1, 6, 2)
+    >>> _repetition(list("x" + 6 * "ab"))
+    (1, 12, 2)
+    >>> _repetition(list("xababab"))        # too few to save anything
+    (0, 0, 1)
     """
     best = (0, 0, 1)
     for period in range(least_period, 9):

@@ -195,4 +195,4 @@ def relative_to_elementwise(kind: Family) -> float:
     for own in _table()["devices"].values():
         if kind.value in own and "elementwise" in own:
             ratios.append(own[kind.value][-1][1] / own["elementwise"][-1][1])
-    return median(ratios)
+    return float(median(ratios))
