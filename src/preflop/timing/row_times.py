@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from preflop.hardware.device import Device
 from preflop.timing.achieved import launch_s, smallest_kernel_s
-from preflop.timing.kernels import family
+from preflop.timing.kernels import Family, family
 from preflop.timing.rates import KernelRate, kernel_rate
 from preflop.timing.roofline import MATMUL_LIKE, bandwidth_bytes_per_s, ceiling
 
@@ -55,7 +55,7 @@ def row_rates(
 
     tops = [ceiling(device, kind, dtype, tf32) for kind, dtype in zip(kinds, dtypes)]
     missing = any(kind in MATMUL_LIKE and top.flops_per_s is None for kind, top in zip(kinds, tops))
-    alike: dict[tuple[str, str], list[int]] = {}
+    alike: dict[tuple[Family, str], list[int]] = {}
     for index, (op, kind, top) in enumerate(zip(ops, kinds, tops)):
         alike.setdefault((family(op, kind), top.dtype), []).append(index)
     rates = [(np.array(rows), kernel_rate(device, kind, dtype)) for (kind, dtype), rows in alike.items()]
