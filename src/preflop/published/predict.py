@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from preflop.account import OperatorRow
 from preflop.device_memory import device_memory
 from preflop.errors import PreflopError
 from preflop.folding import tape_of
@@ -253,8 +254,8 @@ def step_seconds(plan: Plan, tape: Tape) -> tuple[float | None, float | None]:
     return lower, expected
 
 
-def _with_kernel(row: object, kernel: str) -> object:
-    op = row.op  # type: ignore[attr-defined]
+def _with_kernel(row: OperatorRow, kernel: str) -> OperatorRow:
+    op = row.op
     for name in ("cudnn", "flash"):
         op = op.replace(f"_{name}_", f"_{kernel}_")
-    return dataclasses.replace(row, op=op)  # type: ignore[type-var]
+    return dataclasses.replace(row, op=op)
