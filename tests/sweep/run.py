@@ -288,7 +288,9 @@ def read_rows(out: Path) -> dict[str, Row]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sweep.run", description=__doc__)
-    parser.add_argument("--family", help=f"of: {', '.join(FAMILIES)}, peft, torch; several with commas between")
+    parser.add_argument(
+        "--family", help=f"of: {', '.join(FAMILIES)}, peft, torch; several with commas between"
+    )
     parser.add_argument("--only", help="pairs whose name contains this")
     parser.add_argument("--limit", type=int, help="stop after so many pairs")
     parser.add_argument("--every", type=int, default=1, help="take each Nth pair: a sample of all families")

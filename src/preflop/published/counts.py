@@ -25,7 +25,9 @@ def counted(row: Row) -> tuple[str, float, float]:
 
 
 def _chinchilla(row: Row) -> tuple[str, float, float]:
-    sizes = {name: row.needed(name) for name in ("layers", "seq", "hidden", "heads", "kv_size", "ffn", "vocab")}
+    sizes = {
+        name: row.needed(name) for name in ("layers", "seq", "hidden", "heads", "kv_size", "ffn", "vocab")
+    }
     parameters = chinchilla_parameters(
         sizes["layers"], sizes["hidden"], sizes["heads"], sizes["kv_size"], sizes["ffn"], sizes["vocab"]
     )

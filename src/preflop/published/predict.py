@@ -138,7 +138,10 @@ def _setting(row: Row) -> str:
     batch = row.text("micro_batch") or row.text("batch")
     length = row.text("seq") or row.text("seqlen")
     parts = [f"{batch} x {length}" if batch and length else "", row.text("precision") or row.text("mode")]
-    parts += [row.text("sharding"), f"recompute {row.text('ckpt')}" if row.text("ckpt") not in ("", "none") else ""]
+    parts += [
+        row.text("sharding"),
+        f"recompute {row.text('ckpt')}" if row.text("ckpt") not in ("", "none") else "",
+    ]
     phase = row.text("phase").split(" (")[0]
     return ", ".join(part for part in (*parts, phase) if part and part != "none")
 
