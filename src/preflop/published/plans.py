@@ -245,11 +245,8 @@ def _decoder(row: Row, precision: str, optimizer: str | None, *, fused_norms: bo
     sizes = sizes_of(row)
     batch = row.needed("micro_batch")
     device, why = device_of(row)
-    stand_in: tuple[str, ...] = ()
     if device is None and "h100" in row.text("gpu"):
-        # A variant with HBM2e and a lower power limit: the same die, so the same rules and peaks.
-        device, why = find_device("h100-sxm"), ""
-        stand_in = (f"{row.text('gpu')} is timed as an H100 SXM5",)
+        why = f"the catalog has no {row.text('gpu')}: its power limit sets clocks that nobody published"
     facts = _facts(row, sizes)
     recompute = _recompute(row)
 
@@ -274,7 +271,7 @@ def _decoder(row: Row, precision: str, optimizer: str | None, *, fused_norms: bo
     key = ("decoder", sizes, batch, precision, optimizer, recompute, capability, fused_norms)
     return Plan(
         key=key, subject=subject, device=device, no_time=why, kernels=_attention_kernel(row),
-        microbatches=row.whole("grad_accum") or 1, assumed=stand_in,
+        microbatches=row.whole("grad_accum") or 1,
     )  # fmt: skip
 
 
@@ -290,15 +287,24 @@ def _fuse_norms(model: Any) -> None:
                 setattr(parent, name, nn.RMSNorm(child.weight.shape[0], eps=child.eps))
 
 
-def _recompute(row: Row) -> str:
+def _recompute(row: Row) -> Any:
     text = row.text("ckpt").casefold()
+    if "every 2nd" in text:
+        return every_second
     if text in ("", "none"):
         return "none"
     if text.startswith("full"):
         return "block"
     if "selective" in text and "op" in text:
+        if row.source.startswith(("torchtitan", "torchao")):
+            raise CannotBuild("torchtitan saves every second matmul of a block: not built")
         return "selective"
     raise CannotBuild(f"recomputation {row.text('ckpt')!r} is not built")
+
+
+def every_second(name: str) -> bool:
+    """Whether the module is every second block."""
+    return bool(re.fullmatch(r"blocks\.\d*[02468]", name))
 
 
 # Bytes per parameter that a fused AdamW reads and writes: reads weight, gradient and two moments, writes
@@ -322,8 +328,6 @@ def _foundry(row: Row) -> Plan:
 
 def _titan(row: Row) -> Plan:
     """torchtitan's Llama under FSDP2, fused RMS norms."""
-    if "every 2nd" in row.text("ckpt"):
-        raise CannotBuild("every second block recomputed is not built")
     plan = _sharded(row, row.whole("dp") or row.needed("gpus"), fused_norms=True)
     return dataclasses.replace(
         plan, no_memory="FSDP's gathered layers in flight and torchtitan's list of saved operators are not built"

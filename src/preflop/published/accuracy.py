@@ -1,0 +1,103 @@
+"""docs/accuracy.md: what the published rows say of our predictions, written by the command that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from preflop.published.predict import MEMORY, STEP_TIME, UTILIZATION, Prediction
+from preflop.published.summary import Errors, SourceSummary, errors_of, summaries
+
+TITLES = {
+    MEMORY: "Memory",
+    STEP_TIME: "Step time",
+    UTILIZATION: "MFU (or FLOP/s) recomputed from the published step time",
+}
+
+HEAD = """# Accuracy
+
+Written by `python -m preflop.published --rows DIR --write-docs`; do not edit. Each source is a table that others
+measured and published, with its configuration. Nothing here was fitted to these rows: the rules of memory are
+read from PyTorch's source, rates are measurements of single kernels (`timing/curves.toml`, `timing/achieved.toml`,
+each with its source).
+
+Errors are relative, predicted / measured - 1. "Under" is the share of rows predicted too small, which costs a
+user a run. Figures of different sources are never pooled.
+
+- Step times have no communication: rows of several devices take the gathering of weights as hidden, and are
+  therefore mostly under.
+- A recomputed MFU's error is what lies beyond the rounding of the printed number.
+"""
+
+
+def accuracy_text(predictions: Sequence[Prediction]) -> str:
+    """The whole document."""
+    found = summaries(predictions)
+    parts = [HEAD, *_tables(found), *_grades(predictions), *_counts(found), *_not_built(found)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _tables(found: Sequence[SourceSummary]) -> Iterator[str]:
+    for what, title in TITLES.items():
+        lines = [line for summary in found for line in _line(summary, what)]
+        if lines:
+            yield f"## {title}\n"
+            yield "| Source | Rows | Predicted | Median | 95th percentile | Worst | Median, signed | Under |"
+            yield "|---|---|---|---|---|---|---|---|"
+            yield from lines
+            yield ""
+
+
+def _line(summary: SourceSummary, what: str) -> Iterator[str]:
+    errors = summary.figures.get(what)
+    if errors is not None and errors.n:
+        yield f"| {summary.source} | {summary.rows} | {_cells(errors)} |"
+
+
+def _cells(errors: Errors) -> str:
+    shown = (errors.median_abs_error, errors.p95_abs_error, errors.max_abs_error)
+    signed = "" if errors.median_error is None else f"{errors.median_error:+.2%}"
+    return " | ".join([str(errors.n), *(_percent(one) for one in shown), signed, _percent(errors.under, 0)])
+
+
+def _percent(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{value:.{digits}%}"
+
+
+def _grades(predictions: Sequence[Prediction]) -> Iterator[str]:
+    yield "## Memory, rows of grade A and A- (every field given)\n"
+    yield "| Source | Predicted | Median | 95th percentile | Worst | Median, signed | Under |"
+    yield "|---|---|---|---|---|---|---|"
+    sources = sorted({p.source for p in predictions if p.what == MEMORY})
+    for source in sources:
+        own = [p for p in predictions if p.source == source and p.what == MEMORY and p.grade in ("A", "A-")]
+        errors = errors_of(own)
+        if errors.n:
+            yield f"| {source} | {_cells(errors)} |"
+    yield ""
+
+
+def _counts(found: Sequence[SourceSummary]) -> Iterator[str]:
+    """Published counts: FLOPs, parameters, ratios."""
+    yield "## Published counts from our formulas\n"
+    yield "| Source | What | Rows | Median | Worst |"
+    yield "|---|---|---|---|---|"
+    for summary in found:
+        for what, errors in summary.figures.items():
+            if what not in TITLES and errors.n:
+                yield (
+                    f"| {summary.source} | {what.replace('_', ' ')} | {errors.n} | "
+                    f"{_percent(errors.median_abs_error)} | {_percent(errors.max_abs_error)} |"
+                )
+    yield ""
+
+
+def _not_built(found: Sequence[SourceSummary]) -> Iterator[str]:
+    yield "## What is not predicted, and why\n"
+    yield "| Source | Rows | Built | Most frequent reasons (figures) |"
+    yield "|---|---|---|---|"
+    for summary in found:
+        if summary.built < summary.rows or summary.reasons:
+            top = list(summary.reasons.items())[:3]
+            reasons = "; ".join(f"{why} ({count})" for why, count in top)
+            yield f"| {summary.source} | {summary.rows} | {summary.built} | {reasons} |"
+    yield ""
