@@ -135,21 +135,25 @@ def test_contiguous_of_a_contiguous_tensor_is_free():
 
 
 def test_gradients_copied_by_accumulate_grad():
-    """A gradient whose strides are not the parameter's is copied into its order, and the row says so."""
+    """A gradient whose strides are not the parameter's is copied into its order, and the row says so; one
+    that lies as the parameter does is kept."""
     weight = torch.nn.Parameter(torch.randn(8, 4))
-    x = torch.randn(3, 8)
-
-    def run():
-        torch.einsum("b i, i o -> b o", x.contiguous(), weight.t().t()).sum().backward()
-        got, weight.grad = weight.grad, None
-        return got
+    turned_factor, factor = torch.randn(4, 8), torch.randn(8, 4)
 
     def turned():
-        (weight.t() @ x.t()).sum().backward()
+        (weight.t() * turned_factor * 2).sum().backward()
         weight.grad = None
 
-    for function in (run, turned):
-        assert same_as_profiler(function)
+    def straight():
+        (weight * factor * 2).sum().backward()
+        weight.grad = None
+
+    (row,) = rows(turned, "gradient")
+    assert row.bytes == 8 * 4 * 4
+    assert row.reason.startswith("the gradient (8, 4) has strides (1, 8) and the parameter (4, 1)")
+    assert rows(straight, "gradient") == []
+    assert same_as_profiler(turned)
+    assert same_as_profiler(straight)
 
 
 @pytest.mark.parametrize(

@@ -139,8 +139,24 @@ def _context(tape: Tape, calls: list[Call], position: int) -> Context:
         return Context(viewed, viewed is not None and _feeds_matmul(tape, calls, position, made))
     if sig.op in {"aten.copy_", "aten._to_copy"} and call.storages:
         storage: Storage = tape.storages[call.storages[0]]
+        if _made_for_gradient(tape, calls, position):
+            return Context(role=Role.GRADIENT)
         return Context(role=storage.role, name=storage.name and starred(storage.name))
     return _NOWHERE
+
+
+def _made_for_gradient(tape: Tape, calls: list[Call], position: int) -> bool:
+    """AccumulateGrad makes memory with the parameter's strides and copies the gradient into it at once."""
+    call = calls[position]
+    if (
+        position == 0
+        or call.phase is not Phase.BACKWARD
+        or tape.signatures[call.signature].op != "aten.copy_"
+    ):
+        return False
+    before = calls[position - 1]
+    made = tape.signatures[before.signature].op == "aten.new_empty_strided"
+    return made and before.storages[-1] == call.storages[0]
 
 
 def _viewed_as(tape: Tape, calls: list[Call], position: int, made: int) -> tuple[int, ...] | None:
