@@ -223,3 +223,13 @@ def test_validation_reads_the_same_windows_every_time() -> None:
     chosen = validation_batches(windows, batch=4, count=3)
     assert [one.tolist() for one in chosen] == [[0, 4, 8, 12], [16, 20, 25, 29], [33, 37, 41, 45]]
     assert [len(one) for one in validation_batches(windows, 40, 9)] == [40, 10]
+
+
+def test_windows_travel_by_their_files_name(tmp_path: Path) -> None:
+    """Pickled for a worker, the tokens are a name and not a copy; read back, they are the same."""
+    import pickle
+
+    windows = Windows(write_data([write(tmp_path / "a.txt", POEM * 99)], tmp_path / "out").train, 16, 256)
+    sent = pickle.dumps(windows)
+    assert len(sent) < 600 < 5000 < len(windows.tokens)
+    assert np.array_equal(pickle.loads(sent).tokens, windows.tokens)

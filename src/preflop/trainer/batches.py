@@ -96,6 +96,21 @@ class Windows(Dataset[Any]):
     def __len__(self) -> int:
         return self.count
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For worker processes that are not forked: the file's name and not what is in it."""
+        state = dict(self.__dict__)
+        if isinstance(self.tokens, np.memmap):
+            state["tokens"] = None
+            state["mapped"] = (str(self.tokens.filename), self.tokens.dtype.str, self.tokens.shape)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        mapped = state.pop("mapped", None)
+        self.__dict__.update(state)
+        if mapped is not None:
+            file, dtype, shape = mapped
+            self.tokens = np.memmap(file, dtype=dtype, mode="r", shape=shape)
+
     def __getitems__(self, samples: NDArray[np.int64]) -> Microbatch:
         """The windows as one microbatch, their ids held to the vocabulary."""
         rows = [self.tokens[one * self.sequence : (one + 1) * self.sequence + 1] for one in samples]

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from preflop.accounting import Account
 
 
+# Below this a difference needs no reason.
+_AGREES = 0.005
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
     """What is shown of one step."""
@@ -45,6 +49,10 @@ class Display(Protocol):
         """The run has ended."""
         ...
 
+    def stop(self) -> None:
+        """Nothing more is shown, however the run ended: leave the terminal as it was."""
+        ...
+
 
 class Silent:
     """Shows nothing."""
@@ -59,6 +67,9 @@ class Silent:
         """Nothing."""
 
     def close(self, compared: tuple[Compared, ...], summary: str) -> None:
+        """Nothing."""
+
+    def stop(self) -> None:
         """Nothing."""
 
 
@@ -101,12 +112,16 @@ class Lines:
 
     def close(self, compared: tuple[Compared, ...], summary: str) -> None:
         """The table of what was predicted and measured."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+        self.stop()
         for line in closing_lines(compared):
             self.say(line)
         self.say(summary)
+
+    def stop(self) -> None:
+        """End the live line; the terminal's cursor comes back."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
 
 def step_text(moment: Moment) -> str:
@@ -145,7 +160,9 @@ def closing_lines(compared: tuple[Compared, ...]) -> list[str]:
             f"{row.what:<20}{_figure(row, row.predicted):>16}{_figure(row, row.measured):>16}{off:>12}"
         )
     largest = largest_difference(compared)
-    if largest is not None:
+    if largest is not None and abs(largest.difference or 0.0) < _AGREES:
+        lines.append(f"What could be compared agrees within {_AGREES:.1%}.")
+    elif largest is not None:
         lines.append(f"Largest difference, {largest.what}: {largest.reason}.")
     lines += sorted(
         {f"No prediction of {row.what}: {row.reason}." for row in compared[:2] if row.predicted is None}

@@ -197,6 +197,7 @@ class _Run:
                 with StopSignals() as signals:
                     return self._train(signals)
             finally:
+                self.display.stop()
                 if self.metrics is not None:
                     self.metrics.close()
 

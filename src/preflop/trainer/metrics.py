@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TextIO
@@ -61,14 +63,16 @@ class Metrics:
         """
         self._file = run / FILE
         _truncate(self._file, after_step)
-        self._stream: TextIO = self._file.open("a", encoding="utf-8", newline="")
+        with _told(self._file):
+            self._stream: TextIO = self._file.open("a", encoding="utf-8", newline="")
         self._board = _board(run, after_step) if tensorboard else None
 
     def write(self, row: Row) -> None:
         """Add a row; it has left this process when this returns."""
         line = ",".join(_text(getattr(row, name)) for name in COLUMNS)
-        self._stream.write(line + "\n")
-        self._stream.flush()
+        with _told(self._file):
+            self._stream.write(line + "\n")
+            self._stream.flush()
         if self._board is not None:
             for name in COLUMNS[2:]:
                 value = getattr(row, name)
@@ -77,13 +81,27 @@ class Metrics:
 
     def flush(self) -> None:
         """Rows reach the disk, before the checkpoint that counts on them."""
-        os.fsync(self._stream.fileno())
+        with _told(self._file):
+            os.fsync(self._stream.fileno())
 
     def close(self) -> None:
         """No more rows."""
-        self._stream.close()
+        with contextlib.suppress(OSError):  # what could not be flushed was told when it was written
+            self._stream.close()
         if self._board is not None:
             self._board.close()
+
+
+@contextlib.contextmanager
+def _told(file: Path) -> Iterator[None]:
+    """The system's error, as ours."""
+    try:
+        yield
+    except OSError as error:
+        raise BadFile(
+            f"cannot write {file}: {error.strerror}.\n"
+            "  The checkpoints still stand: make room, or make it writable, and go on with --resume."
+        ) from error
 
 
 def _truncate(file: Path, after_step: int) -> None:
@@ -91,7 +109,8 @@ def _truncate(file: Path, after_step: int) -> None:
     header = ",".join(COLUMNS)
     kept = [header]
     if file.exists():
-        lines = file.read_text("utf-8").splitlines()
+        with _told(file):
+            lines = file.read_text("utf-8", errors="replace").splitlines()
         if lines and lines[0] != header:
             raise BadFile(
                 f"{file} has other columns than this version writes.\n  Move it away, or use another --out."
