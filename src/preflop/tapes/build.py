@@ -152,10 +152,24 @@ def _subject_at(facts: ModelFacts, precision: str, device: str) -> Any:
 
 
 def _alike(facts: ModelFacts, precision: str, one: str, other: str) -> bool:
-    """Whether the two devices' steps make the same calls."""
-    tapes = [_sample(facts, precision, device) for device in (one, other)]
-    return all(getattr(tapes[0], part) == getattr(tapes[1], part) for part in
-               ("signatures", "calls", "storages"))  # fmt: skip
+    """Whether the two devices' steps make the same calls.
+
+    Kernels are chosen by what attention looks like; models that do not differ in that need one look.
+    """
+    key = (
+        facts.architecture, facts.head_dim, facts.heads == facts.kv_heads, facts.attention_dropout,
+        facts.attention_softcap, precision, one, other,
+    )  # fmt: skip
+    if key not in _ALIKE:
+        tapes = [_sample(facts, precision, device) for device in (one, other)]
+        _ALIKE[key] = all(
+            getattr(tapes[0], part) == getattr(tapes[1], part)
+            for part in ("signatures", "calls", "storages")
+        )
+    return _ALIKE[key]
+
+
+_ALIKE: dict[tuple[object, ...], bool] = {}
 
 
 @lru_cache(maxsize=16)
