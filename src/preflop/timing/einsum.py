@@ -17,8 +17,8 @@ from preflop.timing.roofline import BANDWIDTH, COMPUTE, RooflineRow, device_ridg
 from preflop.timing.step import step_time
 from preflop.units import DTYPE_BYTES
 
-# Dtypes that name only a width: fp8 of either kind, and TF32, which is kept in four bytes.
-_BYTES = {**DTYPE_BYTES, "float8": 1, "tf32": 4}
+# Dtypes that name only a width: fp8 of either kind, fp4, and TF32, which is kept in four bytes.
+_BITS = {**{name: 8 * size for name, size in DTYPE_BYTES.items()}, "float8": 8, "float4": 4, "tf32": 32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +86,13 @@ class _Pricing:
     out_dtype: str
     device: Device | None
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of one element of an operand."""
-        return _BYTES[self.dtype]
+    def read_bytes(self, elements: int) -> int:
+        """Bytes of elements of an operand, whole bytes."""
+        return -(-elements * _BITS[self.dtype] // 8)
 
-    @property
-    def out_bytes(self) -> int:
-        """Bytes of one element of the result."""
-        return _BYTES[self.out_dtype]
+    def write_bytes(self, elements: int) -> int:
+        """Bytes of elements of the result, whole bytes."""
+        return -(-elements * _BITS[self.out_dtype] // 8)
 
 
 def einsum_cost(
@@ -156,8 +154,8 @@ def _checked(sizes: dict[str, Any]) -> dict[str, int]:
 def _pricing(dtype: str, out_dtype: str | None, device: str | None) -> _Pricing:
     name, out = peak_name(dtype), peak_name(out_dtype or dtype)
     for given, known in ((dtype, name), (out_dtype or dtype, out)):
-        if known not in _BYTES:
-            short = "fp64, fp32, tf32, bf16, fp16, fp8, int8"
+        if known not in _BITS:
+            short = "fp64, fp32, tf32, bf16, fp16, fp8, fp4, int8"
             raise BadExpression(f"no dtype named {given!r}.\n  Known: {short}, and torch's own names.")
     found = None
     if device is not None and device != "cpu":
@@ -194,7 +192,7 @@ def _product_cost(expression: Expression, pricing: _Pricing) -> EinsumCost:
 
 def _step_cost(pair: Pair, pricing: _Pricing) -> StepCost:
     cost = _cost(pair.expression.text, products_of.products(pair.expression), pricing)
-    return StepCost(pair.names, cost, pair.expression.elements(pair.expression.result) * pricing.out_bytes)
+    return StepCost(pair.names, cost, pricing.write_bytes(pair.expression.elements(pair.expression.result)))
 
 
 def _gradients(pair: Pair, pricing: _Pricing, several: bool) -> Iterable[ExpressionCost]:
@@ -259,7 +257,7 @@ def _moved_cost(
 ) -> ExpressionCost:
     kernel = [("other", done.flops, done.read_elements, done.write_elements)]
     kernels = [] if done.is_view else kernel
-    copied = done.copied_elements * pricing.out_bytes
+    copied = pricing.write_bytes(done.copied_elements)
     return _priced(text, kernels, pricing, operand=operand, copied=copied, note=done.reason)
 
 
@@ -284,7 +282,7 @@ def _priced(
 ) -> ExpressionCost:
     """Kernels as (kind, FLOPs, elements read, elements written), summed and placed under the roof."""
     rows = [
-        _row(kind, flops, read * pricing.bytes, write * pricing.out_bytes, pricing.dtype)
+        _row(kind, flops, pricing.read_bytes(read), pricing.write_bytes(write), pricing.dtype)
         for kind, flops, read, write in kernels
     ]
     flops = sum(row.flops for row in rows)
