@@ -28,38 +28,52 @@ from typing import Any
 BATCH, SEQUENCE = 1, 2048
 
 
-def seconds(act: Callable[[], Any]) -> float:
-    """Wall time of one call; what it made is gone when the clock is read again."""
+@dataclasses.dataclass(frozen=True)
+class Took:
+    """Seconds by the clock, and seconds of computing: the same where nothing else runs."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def took(act: Callable[[], Any]) -> Took:
+    """What one call took; what the last one made is gone when the clock is read."""
     gc.collect()
-    start = time.perf_counter()
+    wall, cpu = time.perf_counter(), time.process_time()
     act()
-    return time.perf_counter() - start
+    return Took(time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def alternate(repeats: int, *acts: Callable[[], float]) -> list[float]:
-    """Medians of each act's own time, the acts taking turns; a first turn that is not counted."""
-    times: list[list[float]] = [[] for _ in acts]
+def median(found: list[Took]) -> Took:
+    return Took(statistics.median(t.wall_s for t in found), statistics.median(t.cpu_s for t in found))
+
+
+def alternate(repeats: int, *acts: Callable[[], Took]) -> list[Took]:
+    """Medians of each act, the acts taking turns; a first turn that is not counted."""
+    times: list[list[Took]] = [[] for _ in acts]
     for turn in range(repeats + 1):
         for act, found in zip(acts, times):
-            took = act()
+            one = act()
             if turn:
-                found.append(took)
-    return [statistics.median(found) for found in times]
+                found.append(one)
+    return [median(found) for found in times]
 
 
-def report(what: str, ours_s: float, theirs: str, theirs_s: float) -> None:
+def report(what: str, ours: Took, theirs: str, other: Took) -> None:
     print(
-        f"{what}: Preflop {ours_s:.2f} s, {theirs} {theirs_s:.2f} s, ratio {ours_s / theirs_s:.2f}",
+        f"{what}: Preflop {ours.wall_s:.2f} s ({ours.cpu_s:.2f} s computing), "
+        f"{theirs} {other.wall_s:.2f} s ({other.cpu_s:.2f} s), "
+        f"ratio {ours.wall_s / other.wall_s:.2f} ({ours.cpu_s / other.cpu_s:.2f})",
         flush=True,
     )
 
 
-def preflop_s(name: str, batch: int, sequence: int | None) -> float:
+def preflop_account(name: str, batch: int, sequence: int | None) -> Took:
     """One whole account of a named model on the CPU, recorded, and every ledger read."""
     import preflop
 
     size = {"batch_size": batch} | ({} if sequence is None else {"sequence_length": sequence})
-    return seconds(lambda: preflop.account(name, size).ledgers)
+    return took(lambda: preflop.account(name, size).ledgers)
 
 
 def fake_model(name: str, batch: int, sequence: int | None) -> tuple[Any, dict[str, Any]]:
@@ -76,7 +90,7 @@ def fake_model(name: str, batch: int, sequence: int | None) -> tuple[Any, dict[s
     }
 
 
-def flop_counter_s(name: str, batch: int, sequence: int | None) -> float:
+def flop_counter(name: str, batch: int, sequence: int | None) -> Took:
     """One forward and backward under FlopCounterMode, model and batch made before the clock starts."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
@@ -88,10 +102,10 @@ def flop_counter_s(name: str, batch: int, sequence: int | None) -> float:
             with FlopCounterMode(display=False):
                 model(**inputs).loss.backward()
 
-        return seconds(act)
+        return took(act)
 
 
-def mem_tracker_s(name: str, batch: int, sequence: int | None) -> float:
+def mem_tracker(name: str, batch: int, sequence: int | None) -> Took:
     """Two AdamW steps under MemTracker, model and batch made before the clock starts."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -112,14 +126,14 @@ def mem_tracker_s(name: str, batch: int, sequence: int | None) -> float:
                     if step == 0:
                         tracker.reset_mod_stats()
 
-        return seconds(act)
+        return took(act)
 
 
 def flops(repeats: int) -> None:
     ours, theirs = alternate(
         repeats,
-        lambda: preflop_s("llama-3-8b", BATCH, SEQUENCE),
-        lambda: flop_counter_s("llama-3-8b", BATCH, SEQUENCE),
+        lambda: preflop_account("llama-3-8b", BATCH, SEQUENCE),
+        lambda: flop_counter("llama-3-8b", BATCH, SEQUENCE),
     )
     report("llama-3-8b 1 x 2048", ours, "FlopCounterMode", theirs)
 
@@ -128,8 +142,8 @@ def memory(repeats: int) -> None:
     for name, batch, sequence in (("gpt2", 4, 512), ("resnet-50", 8, None)):
         ours, theirs = alternate(
             repeats,
-            lambda: preflop_s(name, batch, sequence),  # noqa: B023, called before the next turn
-            lambda: mem_tracker_s(name, batch, sequence),  # noqa: B023
+            lambda: preflop_account(name, batch, sequence),  # noqa: B023, called before the next turn
+            lambda: mem_tracker(name, batch, sequence),  # noqa: B023
         )
         report(f"{name} batch {batch}", ours, "MemTracker", theirs)
 
@@ -143,8 +157,8 @@ def depth(repeats: int) -> None:
     shallow = dataclasses.replace(whole, layers=4)
     batch = example_batch(whole, BATCH, SEQUENCE)
 
-    def account(facts: Any) -> float:
-        return seconds(lambda: preflop.account(lambda: build(facts), batch, precision="bf16-mixed").ledgers)
+    def account(facts: Any) -> Took:
+        return took(lambda: preflop.account(lambda: build(facts), batch, precision="bf16-mixed").ledgers)
 
     ours, four = alternate(repeats, lambda: account(whole), lambda: account(shallow))
     report("llama-3-405b 1 x 2048, 126 layers", ours, "4 layers", four)
@@ -171,18 +185,17 @@ COMMANDS = (
 def start(repeats: int) -> None:
     for command in COMMANDS:
         words = [sys.executable, "-c", "from preflop.cli.main import main; main()", *command.split()]
-        walls, cpus = [], []
+        found = []
         for _ in range(repeats + 1):
             before = os.times()
             # Status 1 is an answer ("does not fit").
             subprocess.run(words, check=False, stdout=subprocess.DEVNULL)
             after = os.times()
-            walls.append(after.elapsed - before.elapsed)
-            cpus.append(
-                after.children_user + after.children_system - before.children_user - before.children_system
-            )
-        wall_s, cpu_s = statistics.median(walls[1:]), statistics.median(cpus[1:])
-        print(f"preflop {command}: {wall_s:.2f} s, of which computing {cpu_s:.2f} s", flush=True)
+            computing = after.children_user + after.children_system
+            computing -= before.children_user + before.children_system
+            found.append(Took(after.elapsed - before.elapsed, computing))
+        one = median(found[1:])
+        print(f"preflop {command}: {one.wall_s:.2f} s ({one.cpu_s:.2f} s computing)", flush=True)
 
 
 PARTS = {"flops": flops, "memory": memory, "depth": depth, "start": start}
