@@ -17,11 +17,17 @@ from preflop.published.rows import read_rows
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 done, 2 bad input."""
     parser = argparse.ArgumentParser(prog="python -m preflop.published", description=__doc__)
-    parser.add_argument("--rows", required=True, metavar="DIR", help="folder with CSV files of published rows")
+    parser.add_argument(
+        "--rows", required=True, metavar="DIR", help="folder with CSV files of published rows"
+    )
     parser.add_argument("--source", metavar="TEXT", help="only sources whose name contains this")
     parser.add_argument("--json", action="store_true", help="print JSON: errors per source, and every row")
     parser.add_argument(
-        "--write-docs", metavar="FILE", nargs="?", const="docs/accuracy.md", help="write the accuracy document"
+        "--write-docs",
+        metavar="FILE",
+        nargs="?",
+        const="docs/accuracy.md",
+        help="write the accuracy document",
     )
     parser.add_argument(
         "--write-evidence", metavar="FILE", help="write the rows that ship with the package as evidence"

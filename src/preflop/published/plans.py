@@ -108,7 +108,11 @@ def device_of(row: Row) -> tuple[Device | None, str]:
     names = [text, words]
     found = _GPU.match(text)
     if found:
-        names += [f"{found[1]}-{found[2]}gb", f"{found[1]}-sxm4-{found[2]}gb", f"{found[1]}-sxm5-{found[2]}gb"]
+        names += [
+            f"{found[1]}-{found[2]}gb",
+            f"{found[1]}-sxm4-{found[2]}gb",
+            f"{found[1]}-sxm5-{found[2]}gb",
+        ]
     for name in names:
         try:
             return find_device(name), ""
@@ -166,7 +170,13 @@ def _cs336(row: Row) -> Plan:
 
 
 def _cs336_subject(
-    sizes: tuple[int, ...], length: int, batch: int, segment: int, mode: str, precision: str, device: Device | None
+    sizes: tuple[int, ...],
+    length: int,
+    batch: int,
+    segment: int,
+    mode: str,
+    precision: str,
+    device: Device | None,
 ) -> Subject:
     import torch
 
@@ -330,7 +340,8 @@ def _titan(row: Row) -> Plan:
     """torchtitan's Llama under FSDP2, fused RMS norms."""
     plan = _sharded(row, row.whole("dp") or row.needed("gpus"), fused_norms=True)
     return dataclasses.replace(
-        plan, no_memory="FSDP's gathered layers in flight and torchtitan's list of saved operators are not built"
+        plan,
+        no_memory="FSDP's gathered layers in flight and torchtitan's list of saved operators are not built",
     )
 
 
@@ -350,7 +361,9 @@ def _nanotron(row: Row) -> Plan:
 
 def _nanogpt(row: Row) -> Plan:
     """nanoGPT: GPT-2 without dropout under bf16 autocast, fused AdamW, on every device."""
-    return dataclasses.replace(_decoder(row, "bf16-mixed", "adamw-fused"), no_memory="the row gives no memory")
+    return dataclasses.replace(
+        _decoder(row, "bf16-mixed", "adamw-fused"), no_memory="the row gives no memory"
+    )
 
 
 # -- transformers -------------------------------------------------------------------------------------
