@@ -20,3 +20,8 @@ run: TrainingTime = training_time(70 * 10**9, 15 * 10**12, 1024, find("h100-sxm"
 days: float = run.days
 napkin: LargestModel = largest_model(find("a100"), 8, find_optimizer("adamw"), find_precision("fp32"))
 becomes: tuple[Rounding, ...] = roundings(napkin.parameters)  # type: ignore[arg-type]  # an int is no Fraction
+
+written: int = preflop.copies_ledger(tape, kernels_only=True).total()
+product_flops: int = preflop.einsum_cost("b d, d f -> b f", b=1, d=2, f=3, dtype="fp32").forward.flops
+with preflop.no_copies(allow=lambda place: place.startswith("model.py")):
+    pass

@@ -334,6 +334,8 @@ def _ridge(pricing: _Pricing) -> float | None:
 
 def _said(pricing: _Pricing, several: bool) -> Iterable[str]:
     yield "each operand is read once and each result written once, as an ideal kernel would"
+    if pricing.out_dtype != pricing.dtype:
+        yield f"backward reads the result's gradient as {pricing.dtype} and writes {pricing.out_dtype}"
     if several:
         yield (
             "operands are multiplied in the order shown, and each step's result is written and read again; "
