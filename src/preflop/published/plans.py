@@ -75,7 +75,7 @@ def plan_of(row: Row) -> Plan:
         return _neusight(row)
     if row.table not in (Table.MEMORY, Table.THROUGHPUT):
         raise CannotBuild("this table measures no step")
-    if row.text("kind") in ("context_measured",):
+    if row.text("kind") == "context_measured":
         raise CannotBuild("a context alone: nothing is recorded")
     for prefix, builder in _BUILDERS:
         if row.source.startswith(prefix):
