@@ -16,7 +16,8 @@ def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     """Every knob has a row; the given run stands first; both forms end with the same advice."""
     assert run([*GIVEN.split(), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {row["knob"] for row in found["rows"]} == {"batch", "recompute", "precision", "optimizer", "device"}
+    knobs = {row["knob"] for row in found["rows"]}
+    assert knobs == {"batch", "recompute", "precision", "optimizer", "device"}
     assert found["given"]["change"] == {"peak": 0.0, "flops": 0.0, "moved": 0.0, "time": 0.0}
     assert run(GIVEN.split()) == 0
     shown = capsys.readouterr().out

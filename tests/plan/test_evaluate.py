@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +12,7 @@ from preflop.hardware.device import Device
 from preflop.plan.choices import Choices
 from preflop.plan.evaluate import Evaluator, _unexceeded
 from preflop.plan.outcome import Outcome, outcome_of
-from preflop.plan.prices import Total, points
+from preflop.plan.prices import OVER, points, whole_value
 from preflop.tape.sizes import Domain, NotPolynomial, basis, value
 from preflop.tapes.store import index, parametric
 from preflop.transforms.accumulation import accumulate
@@ -176,17 +174,17 @@ def test_no_peak_is_dropped(rows: list[list[int]]) -> None:
 
 def test_halves_add_up_to_whole_numbers() -> None:
     """Causal pairs B S (S + 1) / 2 are whole at every size; what is not whole is refused."""
-    half = [Fraction(0), Fraction(0), Fraction(0), Fraction(1, 2), Fraction(0), Fraction(1, 2)]
-    assert Total.of(half).at(basis(3, 5)) == 45
+    half = OVER // 2
+    assert whole_value((0, 0, 0, half, 0, half), basis(3, 5)) == 45
     with pytest.raises(NotPolynomial):
-        Total.of([Fraction(1, 2)] + [Fraction(0)] * 5).at(basis(1, 1))
+        whole_value((half, 0, 0, 0, 0, 0), basis(1, 1))
 
 
 @pytest.mark.parametrize(
     "domain",
     [
         Domain(), Domain(2), Domain(1, 1), Domain(2, None, 2, 256, 1), Domain(1, 1, 128, 1024, 128),
-        Domain(2, None, 8),
+        Domain(2, None, 8), Domain(1, None, 96, 512, 96), Domain(2, None, 128, 500, 128),
     ],
 )
 def test_prices_are_asked_inside_the_domain(domain: Domain) -> None:

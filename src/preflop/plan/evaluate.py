@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from preflop.hardware.device import Device
@@ -27,7 +26,7 @@ from preflop.ops.moved import UNTOUCHED, is_view
 from preflop.ops.pricing import inside_bytes, moved, work
 from preflop.ops.registry import Kind, Work
 from preflop.plan.outcome import Outcome
-from preflop.plan.prices import Answer, Grid, Price, Rational, Total, grid
+from preflop.plan.prices import OVER, Answer, Grid, Numerators, Price, grid, whole_value
 from preflop.tape.events import Call, Phase, Signature, Tape
 from preflop.tape.sizes import BASIS, Coefficients, NotPolynomial, ParametricTape, basis, concrete
 from preflop.timing.row_times import RowRates, Seconds, row_rates, row_seconds
@@ -99,10 +98,10 @@ class PolynomialRow:
     """As the account's, with a symbol "#7" for each size."""
     sizes: dict[int, Coefficients]
     """What each symbol of `shapes` stands for."""
-    flops: Rational | None
-    """Of all calls; None where it is no polynomial. So are the next two."""
-    read_bytes: Rational | None
-    write_bytes: Rational | None
+    flops: Numerators | None
+    """Of all calls, over `prices.OVER`; None where it is no polynomial. So are the next two."""
+    read_bytes: Numerators | None
+    write_bytes: Numerators | None
 
 
 class _Compiled:
@@ -303,18 +302,18 @@ def _workspaces(tape: Tape, prices: Grid, signatures: set[int]) -> dict[int, Pri
     found = {}
     for signature in signatures:
         price = prices.price(signature, ask)
-        if price is not None and price.polynomials != ((Fraction(0),) * len(BASIS),):
+        if price is not None and price.polynomials != ((0,) * len(BASIS),):
             found[signature] = price
     return found
 
 
-def _whole(polynomial: Rational) -> np.ndarray:
+def _whole(polynomial: Numerators) -> np.ndarray:
     """Coefficients that must be whole: those of bytes."""
     import numpy as np
 
-    if any(c.denominator != 1 for c in polynomial):
+    if any(c % OVER for c in polynomial):
         raise NotPolynomial("bytes that are no integer polynomial")
-    return np.array([int(c) for c in polynomial], np.int64)
+    return np.array([c // OVER for c in polynomial], np.int64)
 
 
 # -- work -----------------------------------------------------------------------------------------
@@ -334,8 +333,8 @@ class _Row:
     """Of the shapes it shows: rows whose shapes become equal at a size are one there."""
     kind: Kind = Kind.OTHER
     calls: list[int] = field(default_factory=lambda: [0, 0])
-    sums: dict[str, list[list[Fraction]]] = field(
-        default_factory=lambda: {name: [[Fraction(0)] * len(BASIS) for _ in range(2)] for name in _ROW}
+    sums: dict[str, list[list[int]]] = field(
+        default_factory=lambda: {name: [[0] * len(BASIS) for _ in range(2)] for name in _ROW}
     )
 
 
@@ -359,7 +358,7 @@ class _Steps:
         self._rows: dict[tuple[str, ...], _Row] = {}
         self._order: list[_Row] = []
         self._asked: list[_Asked] = []
-        self._sums = {name: [[Fraction(0)] * len(BASIS) for _ in range(2)] for name in _TOTALS}
+        self._sums = {name: [[0] * len(BASIS) for _ in range(2)] for name in _TOTALS}
         self._shapes = [shapes_text(signature) for signature in tape.signatures]
         self._dtypes = dtypes(tape)
         self._modules = [starred(name) for name in tape.modules]
@@ -463,10 +462,9 @@ class _Steps:
         """Sums as arrays, and which rows may become one."""
         import numpy as np
 
-        self._totals = {name: [Total.of(part) for part in parts] for name, parts in self._sums.items()}
         self._arrays = {
             name: [
-                np.array([[float(c) for c in row.sums[name][part]] for row in self._order], np.float64)
+                np.array([[c / OVER for c in row.sums[name][part]] for row in self._order], np.float64)
                 for part in range(2)
             ]
             for name in _ROW
@@ -493,8 +491,8 @@ class _Steps:
 
         times = (1, 1 + extra)
         totals = {
-            name: sum(total.at(at) * n for total, n in zip(parts, times))
-            for name, parts in self._totals.items()
+            name: sum(whole_value(part, at) * n for part, n in zip(parts, times))
+            for name, parts in self._sums.items()
         }
         point = np.array(at, np.float64)
         more = times[1]
@@ -516,7 +514,7 @@ class _Steps:
         for item in self._asked:
             asked.setdefault(item.row, set()).update(item.row_names)
 
-        def total(index: int, row: _Row, name: str) -> Rational | None:
+        def total(index: int, row: _Row, name: str) -> Numerators | None:
             if name in asked.get(index, ()):
                 return None
             once, rest = row.sums[name]

@@ -14,6 +14,7 @@ from itertools import combinations
 from math import prod
 
 from preflop.plan.evaluate import PolynomialRow
+from preflop.plan.prices import OVER, whole_value
 from preflop.tape.sizes import BASIS, basis, formula
 
 # A coefficient over the sizes it is made of: bytes of an element, 2 of a multiply-add, q, k and v...
@@ -72,7 +73,8 @@ def _words(names: Mapping[str, int]) -> dict[int, str]:
 def _formula_row(row: PolynomialRow, at: Sequence[int], words: Mapping[int, str]) -> FormulaRow:
     factors = _factors(row)
     figures = {"flops": row.flops, "read_bytes": row.read_bytes, "write_bytes": row.write_bytes}
-    each = {name: None if f is None else tuple(c / row.calls for c in f) for name, f in figures.items()}
+    over = OVER * row.calls
+    each = {name: None if f is None else [Fraction(c, over) for c in f] for name, f in figures.items()}
     plain = {name: None if p is None else product_formula(p, factors) for name, p in each.items()}
     named = {name: None if p is None else product_formula(p, factors, words) for name, p in each.items()}
     shapes = re.sub(r"#(\d+)", lambda symbol: formula(row.sizes[int(symbol[1])]), row.shapes)
@@ -84,8 +86,8 @@ def _formula_row(row: PolynomialRow, at: Sequence[int], words: Mapping[int, str]
     )  # fmt: skip
 
 
-def _value(polynomial: Sequence[Fraction] | None, at: Sequence[int]) -> int:
-    return 0 if polynomial is None else int(sum((c * x for c, x in zip(polynomial, at)), Fraction(0)))
+def _value(polynomial: Sequence[int] | None, at: Sequence[int]) -> int:
+    return 0 if polynomial is None else whole_value(polynomial, at)
 
 
 def _factors(row: PolynomialRow) -> list[int]:

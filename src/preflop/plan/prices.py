@@ -8,10 +8,9 @@ asked again at every size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
-from math import lcm
 
 from preflop.tape.events import Signature
 from preflop.tape.sizes import (
@@ -26,8 +25,12 @@ from preflop.tape.sizes import (
 )
 
 Size = tuple[int, "int | None"]
-Rational = tuple[Fraction, ...]
+Numerators = tuple[int, ...]
+"""Coefficients of `BASIS`, each over `OVER`."""
 Answer = tuple[int, ...]
+
+# Denominators that occur: 2 of causal pairs, and room for thirds, fifths and more halves.
+OVER = 240
 
 # Verified at, where the domain allows: sizes far beyond the fitted ones, coprime to what kernels pad to.
 _FAR_BATCH = 97
@@ -66,16 +69,17 @@ def points(domain: Domain) -> Points:
 
 
 def _lengths(domain: Domain) -> list[int]:
-    """The least length, three between, the longest (or a far one), all in the domain."""
+    """The least length, three to fit, the longest (or a far one), all in the domain."""
     if domain.least_seq is None:
         raise NotPolynomial("there is no sequence")
     step, least = domain.seq_multiple, domain.least_seq
-    most = (domain.most_seq or _FAR_SEQ) // step * step
-    between = [(least + (most - least) * part // 8 + step - 1) // step * step for part in (1, 2, 4)]
-    lengths = [least, *between, most]
-    if len(set(lengths)) != len(lengths):
-        raise NotPolynomial(f"sequences from {least} to {most} are too few to fit a price")
-    return lengths
+    last = ((domain.most_seq or _FAR_SEQ) - least) // step
+    if last < 2:
+        raise NotPolynomial(f"sequences from {least} to {domain.most_seq} are too few to fit a price")
+    first = min(max(1, last // 8), last - 2)
+    second = min(max(first + 1, last // 4), last - 1)
+    numbers = (0, first, second, max(second + 1, last // 2), last)
+    return [least + step * number for number in numbers]
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ class Grid:
     at: tuple[list[Signature], ...]
     """Per point: the concrete signatures."""
     symbolic: Sequence[Signature]
+    fits: dict[tuple[int, ...], Numerators | None] = field(default_factory=dict, compare=False)
+    """Answers over all points -> the polynomial through them, None where there is none."""
 
     def price(self, index: int, ask: Callable[[Signature], Answer | None]) -> Price | None:
         """The price of one signature; None where the formula knows none.
@@ -103,15 +109,23 @@ class Grid:
             return Price((), self.symbolic[index], ask, len(columns))
         return Price(tuple(fit for fit in fits if fit is not None), None, None, len(columns))
 
-    def _fit(self, column: tuple[int, ...]) -> Rational | None:
+    def _fit(self, column: tuple[int, ...]) -> Numerators | None:
+        if column not in self.fits:
+            self.fits[column] = self._solved(column)
+        return self.fits[column]
+
+    def _solved(self, column: tuple[int, ...]) -> Numerators | None:
         count = len(self.points.fitted)
         if len(set(column)) == 1:
-            return (Fraction(column[0]), *[Fraction(0)] * (len(BASIS) - 1))
-        found = [Fraction(0)] * len(BASIS)
+            return (column[0] * OVER, *[0] * (len(BASIS) - 1))
+        found = [0] * len(BASIS)
         for term, row in zip(self.points.terms, _inverse_of(self.points)):
-            found[term] = sum((c * v for c, v in zip(row, column[:count])), Fraction(0))
+            coefficient = OVER * sum((c * v for c, v in zip(row, column[:count])), Fraction(0))
+            if coefficient.denominator != 1:
+                return None
+            found[term] = int(coefficient)
         for size, wanted in zip(self.points.verified, column[count:]):
-            if sum((c * x for c, x in zip(found, basis(*size))), Fraction(0)) != wanted:
+            if sum(c * x for c, x in zip(found, basis(*size))) != wanted * OVER:
                 return None
         return tuple(found)
 
@@ -119,18 +133,42 @@ class Grid:
 def grid(signatures: Sequence[Signature], sizes: tuple[Coefficients, ...], domain: Domain) -> Grid:
     """The signatures at the sizes that prices are fitted through."""
     found = points(domain)
-    at = []
+    varying = [index for index, signature in enumerate(signatures) if _varies(signature, sizes)]
+    at: list[list[Signature]] = []
     for size in found.all:
         values = [value(coefficients, basis(*size)) for coefficients in sizes]
-        at.append(concrete_signatures(signatures, values))
+        if not at:
+            at.append(concrete_signatures(signatures, values))
+            continue
+        changed = concrete_signatures([signatures[index] for index in varying], values)
+        row = list(at[0])
+        for index, signature in zip(varying, changed):
+            row[index] = signature
+        at.append(row)
     return Grid(found, sizes, tuple(at), signatures)
+
+
+def _varies(signature: Signature, sizes: tuple[Coefficients, ...]) -> bool:
+    """Whether anything of a symbolic signature depends on the size (the optimizer's calls do not)."""
+    symbols = {symbol for meta in signature.inputs + signature.outputs for symbol in meta.shape + meta.stride}
+    symbols |= {meta.offset for meta in signature.inputs + signature.outputs}
+    symbols |= set(_integers((signature.args, signature.kwargs, signature.attended_pairs)))
+    return any(any(sizes[symbol][1:]) for symbol in symbols)
+
+
+def _integers(thing: object) -> Iterator[int]:
+    if isinstance(thing, tuple):
+        for item in thing:
+            yield from _integers(item)
+    elif type(thing) is int:
+        yield thing
 
 
 @dataclass(frozen=True)
 class Price:
     """What one call costs, as a function of the size: some integers."""
 
-    polynomials: tuple[Rational, ...]
+    polynomials: tuple[Numerators, ...]
     """One for each integer; empty where it is no polynomial."""
     signature: Signature | None
     """Where it is no polynomial: the symbolic call, to be asked at each size."""
@@ -157,27 +195,17 @@ def _inverse_of(found: Points) -> list[list[Fraction]]:
     return _INVERSES[found]
 
 
-@dataclass(slots=True)
-class Total:
-    """A sum of polynomials with rational coefficients whose value is an integer."""
+def whole_value(numerators: Sequence[int], at: Sequence[int]) -> int:
+    """The polynomial's value where the basis has these values.
 
-    numerators: list[int]
-    denominator: int = 1
+    >>> whole_value((0, 0, 0, OVER // 2, 0, OVER // 2), basis(3, 5))     # causal pairs: B S (S + 1) / 2
+    45
 
-    @classmethod
-    def of(cls, coefficients: Sequence[Fraction]) -> Total:
-        """The polynomial over its least common denominator."""
-        common = lcm(*(c.denominator for c in coefficients))
-        return cls([int(c * common) for c in coefficients], common)
-
-    def at(self, values: Sequence[int]) -> int:
-        """Its value where the basis has these values.
-
-        Raises:
-            NotPolynomial: the value is no integer.
-        """
-        whole, rest = divmod(sum(n * x for n, x in zip(self.numerators, values)), self.denominator)
-        if rest:
-            raise NotPolynomial("a count that is no integer")
-        return whole
+    Raises:
+        NotPolynomial: the value is no integer.
+    """
+    whole, rest = divmod(sum(n * x for n, x in zip(numerators, at)), OVER)
+    if rest:
+        raise NotPolynomial("a count that is no integer")
+    return whole
 
