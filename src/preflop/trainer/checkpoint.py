@@ -29,7 +29,7 @@ from preflop.errors import BadFile
 from preflop.trainer.processes import Processes
 
 # torch says so at each save and load of a single process, which is what is meant.
-warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
+warnings.filterwarnings("ignore", "torch.distributed is .*single process", UserWarning)
 
 SCHEMA = "preflop.checkpoint/1"
 MANIFEST, STATE = "manifest.json", "state.json"
@@ -172,7 +172,6 @@ class Checkpoints:
             snapshot.tensors,
             storage_writer=FileSystemWriter(part, single_file_per_rank=True, sync_files=True),
             process_group=run.checkpoint_group,
-            no_dist=run.ranks == 1,
         )
         self._observe("save_tensors")
         _write_json(part / f"rng-{run.rank}.json", snapshot.random)
@@ -306,7 +305,6 @@ def load_tensors(path: Path, into: dict[str, torch.Tensor], processes: Processes
         into,
         storage_reader=FileSystemReader(path),
         process_group=processes.checkpoint_group,
-        no_dist=processes.ranks == 1,
     )
 
 
