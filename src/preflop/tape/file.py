@@ -33,6 +33,7 @@ from preflop.tape.events import (
     Tape,
     TensorMeta,
 )
+from preflop.tape.sizes import Constant
 from preflop.units import DTYPE_BYTES
 
 VERSION = 1
@@ -177,6 +178,8 @@ def _argument_to_json(value: Any) -> Any:
         return [_argument_to_json(item) for item in value]
     if isinstance(value, Ref):
         return {"tensor": value.index}
+    if isinstance(value, Constant):
+        return {"constant": value.index}
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -281,6 +284,7 @@ def _argument(value: Any) -> Any:
     ((kind, content),) = value.items()
     readers: dict[str, Callable[[Any], Any]] = {
         "tensor": Ref,
+        "constant": Constant,
         "float": float,
         "complex": lambda parts: complex(_argument(parts[0]), _argument(parts[1])),
     }

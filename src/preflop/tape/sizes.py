@@ -41,6 +41,14 @@ def value(coefficients: Coefficients, at: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Constant:
+    """Stands in a merged tape's argument list for a number that differs between its models: the index
+    into the model's constants."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class Domain:
     """Where a parametric tape holds: it was verified there, or its structure is known to change."""
 
@@ -120,7 +128,17 @@ def fit(samples: Sequence[Sample], stacks: tuple[Stack, ...] = ()) -> Parametric
     return ParametricTape(tape, tuple(table), stacks)
 
 
-def _joined(tapes: Sequence[Tape], symbol: Callable[[tuple[int, ...]], int]) -> Tape:
+Symbol = Callable[[tuple[int, ...]], int]
+ConstantFor = Callable[[tuple[float, ...]], Constant]
+
+
+def _no_constant(values: tuple[float, ...]) -> Constant:
+    raise NotPolynomial(f"the argument {values[0]!r} changes with the size")
+
+
+def _joined(
+    tapes: Sequence[Tape], symbol: Symbol, constant: ConstantFor = _no_constant
+) -> Tape:
     """One tape whose sizes are symbols for what the tapes have in each place."""
     for tape in tapes[1:]:
         _aligned(tapes[0], tape)
@@ -132,7 +150,7 @@ def _joined(tapes: Sequence[Tape], symbol: Callable[[tuple[int, ...]], int]) -> 
         if key not in pairs:
             pairs[key] = len(signatures)
             kinds = [tape.signatures[number] for tape, number in zip(tapes, key)]
-            signatures.append(_symbolic_signature(kinds, symbol))
+            signatures.append(_symbolic_signature(kinds, symbol, constant))
         calls.append(dataclasses.replace(rows[0], signature=pairs[key]))
     storages = [_symbolic_storage(row, symbol) for row in zip(*(tape.storages for tape in tapes))]
     parameters = [
@@ -144,8 +162,19 @@ def _joined(tapes: Sequence[Tape], symbol: Callable[[tuple[int, ...]], int]) -> 
     )
 
 
-def merge(tapes: Sequence[ParametricTape]) -> tuple[Tape, list[list[Coefficients]]]:
-    """One symbolic tape for several models that make the same calls, and each model's sizes for it.
+@dataclass(frozen=True)
+class Merged:
+    """One symbolic tape of several models."""
+
+    tape: Tape
+    sizes: list[list[Coefficients]]
+    """Per model: what the tape's indices stand for."""
+    constants: list[list[float]]
+    """Per model: what the tape's `Constant`s stand for."""
+
+
+def merge(tapes: Sequence[ParametricTape]) -> Merged:
+    """One symbolic tape for several models that make the same calls, and what each model puts in it.
 
     Raises:
         NotPolynomial: they differ in more than sizes.
@@ -156,13 +185,39 @@ def merge(tapes: Sequence[ParametricTape]) -> tuple[Tape, list[list[Coefficients
             if getattr(first, part) != getattr(other.tape, part):
                 raise NotPolynomial(f"the models differ in {part}")
     table: dict[tuple[Coefficients, ...], int] = {}
+    numbers: dict[tuple[float, ...], int] = {}
 
     def symbol(indices: tuple[int, ...]) -> int:
         key = tuple(tape.sizes[index] for tape, index in zip(tapes, indices))
         return table.setdefault(key, len(table))
 
-    merged = _joined([tape.tape for tape in tapes], symbol)
-    return merged, [[key[number] for key in table] for number in range(len(tapes))]
+    def constant(values: tuple[float, ...]) -> Constant:
+        return Constant(numbers.setdefault(values, len(numbers)))
+
+    merged = _joined([tape.tape for tape in tapes], symbol, constant)
+    every = range(len(tapes))
+    return Merged(
+        merged,
+        [[key[number] for key in table] for number in every],
+        [[key[number] for key in numbers] for number in every],
+    )
+
+
+def filled(tape: Tape, constants: Sequence[float]) -> Tape:
+    """A merged tape with one model's constants in their places."""
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple([fill(item) for item in value])
+        return constants[value.index] if isinstance(value, Constant) else value
+
+    signatures = [
+        dataclasses.replace(
+            s, args=fill(s.args), kwargs=tuple((name, fill(value)) for name, value in s.kwargs)
+        )
+        for s in tape.signatures
+    ]
+    return dataclasses.replace(tape, signatures=signatures)
 
 
 def agrees(parametric: ParametricTape, sample: Sample) -> bool:
@@ -246,14 +301,16 @@ def _solve(
 # -- symbols for sizes, and back ------------------------------------------------------------------
 
 
-def _symbolic_signature(kinds: Sequence[Signature], symbol: Any) -> Signature:
+def _symbolic_signature(
+    kinds: Sequence[Signature], symbol: Symbol, constant: ConstantFor
+) -> Signature:
     first = kinds[0]
     pairs = [kind.attended_pairs for kind in kinds]
     return dataclasses.replace(
         first,
-        args=_symbolic([kind.args for kind in kinds], symbol),
+        args=_symbolic([kind.args for kind in kinds], symbol, constant),
         kwargs=tuple(
-            (name, _symbolic([dict(kind.kwargs)[name] for kind in kinds], symbol))
+            (name, _symbolic([dict(kind.kwargs)[name] for kind in kinds], symbol, constant))
             for name, _ in first.kwargs
         ),
         inputs=tuple(_symbolic_meta(row, symbol) for row in zip(*(k.inputs for k in kinds))),
@@ -262,22 +319,24 @@ def _symbolic_signature(kinds: Sequence[Signature], symbol: Any) -> Signature:
     )
 
 
-def _symbolic(values: Sequence[Any], symbol: Any) -> Any:
+def _symbolic(values: Sequence[Any], symbol: Symbol, constant: ConstantFor) -> Any:
     first = values[0]
     if isinstance(first, tuple):
         if any(not isinstance(v, tuple) or len(v) != len(first) for v in values):
             raise NotPolynomial("an argument list changes its length with the size")
-        return tuple(_symbolic(row, symbol) for row in zip(*values))
+        return tuple(_symbolic(row, symbol, constant) for row in zip(*values))
     if type(first) is int:
         if any(type(v) is not int for v in values):
             raise NotPolynomial("an argument changes its kind with the size")
         return symbol(tuple(values))
     if any(v != first for v in values):
+        if all(type(v) is float for v in values):
+            return constant(tuple(values))
         raise NotPolynomial(f"the argument {first!r} changes with the size")
     return first
 
 
-def _symbolic_meta(metas: Sequence[TensorMeta], symbol: Any) -> TensorMeta:
+def _symbolic_meta(metas: Sequence[TensorMeta], symbol: Symbol) -> TensorMeta:
     first = metas[0]
     if any(len(m.shape) != len(first.shape) or m.dtype != first.dtype for m in metas):
         raise NotPolynomial("a tensor changes its rank or dtype with the size")
@@ -290,7 +349,7 @@ def _symbolic_meta(metas: Sequence[TensorMeta], symbol: Any) -> TensorMeta:
     )
 
 
-def _symbolic_storage(storages: Sequence[Storage], symbol: Any) -> Storage:
+def _symbolic_storage(storages: Sequence[Storage], symbol: Symbol) -> Storage:
     first = storages[0]
     return dataclasses.replace(
         first,

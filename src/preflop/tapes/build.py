@@ -7,8 +7,8 @@ architecture whose steps make the same calls share one structure.
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
+import lzma
 import sys
 from collections import defaultdict
 from functools import lru_cache
@@ -35,68 +35,91 @@ DATA = Path(__file__).with_name("data")
 _REPRESENTATIVES = ("h100-sxm5-80gb", "a100-sxm4-80gb")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recorded:
+    """A model's parametric tape, and where it holds."""
+
+    model: str
+    architecture: str
+    precision: str
+    capabilities: tuple[tuple[int, int], ...]
+    tape: ParametricTape
+
+
 def build(names: list[str]) -> None:
     """Record the tapes of the named architectures (all, where none is named); write files and index."""
-    groups: dict[tuple[str, str], list[ModelFacts]] = defaultdict(list)
+    made: list[Recorded] = []
     for facts in models():
         if not names or facts.architecture.value in names:
             for precision in sorted(set(PRECISIONS.values())):
-                groups[facts.architecture.value, precision].append(facts)
-    kept = [entry for entry in index() if names and entry["architecture"] not in names]
+                made.extend(_tapes(facts, precision))
+                print(f"{facts.name} {precision}: recorded", flush=True)
+    write(made, [entry for entry in index() if names and entry["architecture"] not in names])
+
+
+def write(made: list[Recorded], kept: list[dict[str, Any]]) -> None:
+    """Write the recorded tapes, those that merge in one file, and the index.
+
+    Args:
+        kept: rows of the index that stay as they are.
+    """
     rows = list(kept)
-    for (architecture, precision), members in groups.items():
-        for number, entry in enumerate(_entries(members, precision)):
-            file = f"{architecture}.{precision}.{number}.json.gz"
-            text = json.dumps(entry, separators=(",", ":"), allow_nan=False)
-            raw = gzip.compress(text.encode(), compresslevel=9, mtime=0)
-            write_atomically(DATA / file, raw)
-            domains = {name: model["domain"] for name, model in entry["models"].items()}
-            rows.append(
-                {
-                    "file": file,
-                    "architecture": architecture,
-                    "precision": precision,
-                    "capabilities": entry["capabilities"],
-                    "models": domains,
-                }
-            )
-            print(f"{file}: {len(raw):,} bytes, {', '.join(domains)}", flush=True)
+    numbers: dict[str, int] = defaultdict(int)
+    for cluster in _clusters(made):
+        first = cluster[0]
+        group = f"{first.architecture}.{first.precision}"
+        file = f"{group}.{numbers[group]}.json.xz"
+        numbers[group] += 1
+        text = json.dumps(_entry(cluster), separators=(",", ":"), allow_nan=False)
+        raw = lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)
+        write_atomically(DATA / file, raw)
+        rows.append(
+            {
+                "file": file,
+                "architecture": first.architecture,
+                "precision": first.precision,
+                "capabilities": [list(capability) for capability in first.capabilities],
+                "models": {one.model: dataclasses.asdict(one.tape.domain) for one in cluster},
+            }
+        )
+        print(f"{file}: {len(raw):,} bytes, {', '.join(one.model for one in cluster)}", flush=True)
     rows.sort(key=lambda row: str(row["file"]))
-    text = json.dumps({"torch": torch.__version__, "files": rows}, indent=1)
+    text = json.dumps({"torch": torch.__version__, "files": rows}, separators=(",", ":"))
     write_atomically(DATA / "index.json", text.encode())
-    for stale in {path.name for path in DATA.glob("*.gz")} - {row["file"] for row in rows}:
+    for stale in {path.name for path in DATA.glob("*.xz")} - {str(row["file"]) for row in rows}:
         (DATA / stale).unlink()
 
 
-def _entries(members: list[ModelFacts], precision: str) -> list[dict[str, Any]]:
-    """One entry per structure; models whose tapes merge share it."""
-    clusters: list[tuple[list[str], list[tuple[str, ParametricTape]], list[tuple[int, int]]]] = []
-    for facts in members:
-        for tape, capabilities in _tapes(facts, precision):
-            for _, cluster, others in clusters:
-                if others == capabilities and _merges([t for _, t in cluster] + [tape]):
-                    cluster.append((facts.name, tape))
-                    break
-            else:
-                clusters.append(([], [(facts.name, tape)], capabilities))
-    entries = []
-    for _, cluster, capabilities in clusters:
-        symbolic, sizes = merge([tape for _, tape in cluster])
-        listed: dict[str, Any] = {}
-        for (name, tape), rows in zip(cluster, sizes):
-            listed[name] = {
-                "sizes": [list(row) for row in rows],
-                "stacks": [dataclasses.asdict(stack) for stack in tape.stacks],
-                "domain": dataclasses.asdict(tape.domain),
-            }
-        entries.append(
-            {
-                "capabilities": [list(c) for c in capabilities],
-                "models": listed,
-                "tape": tape_to_json(symbolic),
-            }
-        )
-    return entries
+def _clusters(made: list[Recorded]) -> list[list[Recorded]]:
+    """Tapes that share one structure, together; a model stands in a cluster once."""
+    clusters: list[list[Recorded]] = []
+    for one in made:
+        for cluster in clusters:
+            first = cluster[0]
+            alike = (one.architecture, one.precision, one.capabilities) == (
+                first.architecture, first.precision, first.capabilities,
+            )  # fmt: skip
+            own = all(one.model != other.model for other in cluster)
+            if alike and own and _merges([first.tape, one.tape]):
+                cluster.append(one)
+                break
+        else:
+            clusters.append([one])
+    return clusters
+
+
+def _entry(cluster: list[Recorded]) -> dict[str, Any]:
+    merged = merge([one.tape for one in cluster])
+    listed = {
+        one.model: {
+            "sizes": [list(row) for row in sizes],
+            "constants": constants,
+            "stacks": [dataclasses.asdict(stack) for stack in one.tape.stacks],
+            "domain": dataclasses.asdict(one.tape.domain),
+        }
+        for one, sizes, constants in zip(cluster, merged.sizes, merged.constants)
+    }
+    return {"models": listed, "tape": tape_to_json(merged.tape)}
 
 
 def _merges(tapes: list[ParametricTape]) -> bool:
@@ -107,9 +130,9 @@ def _merges(tapes: list[ParametricTape]) -> bool:
     return True
 
 
-def _tapes(facts: ModelFacts, precision: str) -> list[tuple[ParametricTape, list[tuple[int, int]]]]:
+def _tapes(facts: ModelFacts, precision: str) -> list[Recorded]:
     """The model's parametric tapes, each with the compute capabilities that it holds for."""
-    found: list[tuple[ParametricTape, list[tuple[int, int]]]] = []
+    found: list[Recorded] = []
     pending = _capabilities()
     for device in _REPRESENTATIVES:
         own = next(d.compute_capability for d in devices() if d.id == device)
@@ -129,7 +152,10 @@ def _tapes(facts: ModelFacts, precision: str) -> list[tuple[ParametricTape, list
             except (NotPolynomial, Refused) as refused:
                 print(f"  {facts.name} {precision} {device}: left out, {refused}")
                 continue
-            found.extend((tape, sorted(alike)) for tape in tapes)
+            found.extend(
+                Recorded(facts.name, facts.architecture.value, precision, tuple(sorted(alike)), tape)
+                for tape in tapes
+            )
     return found
 
 

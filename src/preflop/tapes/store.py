@@ -7,8 +7,8 @@ One data file holds one symbolic tape (see `tape.sizes`) and, for each model tha
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
+import lzma
 from collections.abc import Iterator
 from functools import lru_cache
 from importlib import resources
@@ -16,7 +16,7 @@ from typing import Any
 
 from preflop.tape.events import Tape
 from preflop.tape.file import tape_from_json
-from preflop.tape.sizes import Domain, ParametricTape
+from preflop.tape.sizes import Domain, ParametricTape, filled
 from preflop.tape.stack import Stack
 from preflop.transforms.depth import deepen
 
@@ -81,10 +81,10 @@ def index() -> list[dict[str, Any]]:
 @lru_cache(maxsize=8)
 def parametric(file: str, model: str) -> ParametricTape:
     """The parametric tape of one model in a data file."""
-    entry = json.loads(gzip.decompress(_data(file)))
+    entry = json.loads(lzma.decompress(_data(file)))
     own = entry["models"][model]
     return ParametricTape(
-        tape=tape_from_json(entry["tape"]),
+        tape=filled(tape_from_json(entry["tape"]), own["constants"]),
         sizes=tuple(tuple(row) for row in own["sizes"]),
         stacks=tuple(Stack(**stack) for stack in own["stacks"]),
         domain=Domain(**own["domain"]),
