@@ -20,12 +20,9 @@ from preflop.transforms.depth import deepen
 
 MODEL = "gpt2-nano"
 CAPABILITY = [9, 0]
-FILES = [
-    entry["file"]
-    for entry in index()
-    if MODEL in entry["models"] and CAPABILITY in entry["capabilities"]
-]
-MANY = [file for file in FILES if parametric(file, MODEL).domain.most_batch is None]
+ENTRIES = [entry for entry in index() if MODEL in entry["models"] and CAPABILITY in entry["capabilities"]]
+FILES = [entry["file"] for entry in ENTRIES]
+MANY = [entry["file"] for entry in ENTRIES if entry["models"][MODEL]["most_batch"] is None]
 COUNTED = (
     "peak_bytes", "peak_phase", "flops_model", "flops_hardware", "flops_total", "read_bytes", "write_bytes",
 )  # fmt: skip
