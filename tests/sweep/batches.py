@@ -46,6 +46,8 @@ def batches(pair: Pair, config: Any, model: nn.Module) -> Iterator[tuple[str, di
         main = getattr(model, "main_input_name", "input_ids")
         if main == "input_ids" or "input_ids" in names:
             yield "", _text(pair, config, names)
+        if "input_features" in names or "input_values" in names:
+            yield from _audio(pair, config, names)
         yield from _image_text(pair, config, model, names)
 
 
@@ -91,6 +93,9 @@ def _text(pair: Pair, config: Any, names: frozenset[str], length: int = LENGTH) 
     if "labels" in names:
         if "SequenceClassification" in pair.head or "MultipleChoice" in pair.head:
             batch["labels"] = torch.arange(BATCH) % 2
+            end = _first(text_config(config), ("eos_token_id",))
+            if isinstance(end, int) and 0 <= end < HIGHEST_TOKEN:  # some read the sentence at its end token
+                tokens[:, -1] = end
         else:
             batch["labels"] = tokens.clone()
     elif "decoder_input_ids" in names:
@@ -144,6 +149,18 @@ def images(config: Any, batch: int = BATCH) -> Tensor:
 def _vision(
     pair: Pair, config: Any, model: nn.Module, names: frozenset[str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
+    if "spatial_shapes" in names:
+        patch = config.vision_config.patch_size
+        yield "", {
+            "pixel_values": torch.rand(BATCH, 16, 3 * patch * patch),
+            "pixel_attention_mask": torch.ones(BATCH, 16, dtype=torch.long),
+            "spatial_shapes": torch.tensor([[4, 4]] * BATCH),
+            "labels": torch.arange(BATCH) % 2,
+        }
+        return
+    if "input_ids" in names and _image_token(config) is not None:
+        yield from _image_text(pair, config, model, names)
+        return
     batch: dict[str, Any] = {}
     main = getattr(model, "main_input_name", "pixel_values")
     pixels = images(config)
@@ -341,10 +358,17 @@ def _audio(pair: Pair, config: Any, names: frozenset[str]) -> Iterator[tuple[str
         labels["decoder_input_ids"] = tokens
     if pair.mapping == "TEXT_TO_SPECTROGRAM":
         mels = _first(config, ("num_mel_bins",)) or 80
-        yield "", {"input_ids": tokens, "labels": torch.rand(BATCH, 20, mels)}
+        made = {"input_ids": tokens, "labels": torch.rand(BATCH, 20, mels)}
+        if "attention_mask" in names:
+            made["attention_mask"] = torch.ones_like(tokens)
+        yield "", made
         return
     for word, made in _sounds(config, names):
-        yield word, {**made, **{k: v for k, v in labels.items() if k in names}}
+        full = {**made, **{k: v for k, v in labels.items() if k in names}}
+        yield word, full
+        features = made.get("input_features")
+        if features is not None and features.ndim == 3 and "attention_mask" in names:
+            yield word, {**full, "attention_mask": torch.ones(features.shape[:2], dtype=torch.long)}
 
 
 def _sounds(config: Any, names: frozenset[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -363,6 +387,8 @@ def _sounds(config: Any, names: frozenset[str]) -> Iterator[tuple[str, dict[str,
         yield "", {"input_features": torch.rand(BATCH, mels, min(frames, 3000))}
         yield "", {"input_features": torch.rand(BATCH, 128, mels)}
         yield "", {"input_features": torch.rand(BATCH, longest, mels)}
+        for width in {2 * mels, 160, getattr(config, "d_model", mels)} - {mels}:
+            yield "", {"input_features": torch.rand(BATCH, 128, width)}
         yield "", {"input_features": torch.rand(BATCH, 1, longest, mels)}
     if "input_values" in names:
         mel_first = _first(config, ("max_length",))
@@ -377,6 +403,12 @@ def _sounds(config: Any, names: frozenset[str]) -> Iterator[tuple[str, dict[str,
         )
 
 
+def _codebooks(config: Any) -> dict[str, Any]:
+    tokens = ids(config, batch=BATCH * config.num_codebooks)
+    labels = tokens.reshape(BATCH, config.num_codebooks, LENGTH).transpose(1, 2)
+    return {"input_ids": tokens, "labels": labels.contiguous()}
+
+
 # -- series ---------------------------------------------------------------------------------------
 
 
@@ -384,7 +416,8 @@ def _series(config: Any, names: frozenset[str]) -> dict[str, Any]:
     context = _first(config, ("context_length", "seq_length")) or 32
     channels = _first(config, ("num_input_channels", "input_size")) or 1
     lags = max(getattr(config, "lags_sequence", None) or [0])
-    shape = (BATCH, context + lags) if channels == 1 else (BATCH, context + lags, channels)
+    flat = channels == 1 and not hasattr(config, "num_input_channels")
+    shape = (BATCH, context + lags) if flat else (BATCH, context + lags, channels)
     batch: dict[str, Any] = {"past_values": torch.rand(shape)}
     ahead = _first(config, ("prediction_length",)) or 8
     if "past_time_features" in names:
@@ -393,7 +426,7 @@ def _series(config: Any, names: frozenset[str]) -> dict[str, Any]:
         batch["past_observed_mask"] = torch.ones(shape)
         batch["future_time_features"] = torch.rand(BATCH, ahead, features)
     if "future_values" in names:
-        batch["future_values"] = torch.rand((BATCH, ahead) if channels == 1 else (BATCH, ahead, channels))
+        batch["future_values"] = torch.rand((BATCH, ahead) if flat else (BATCH, ahead, channels))
     if "target_values" in names:
         classes = "Classification" in getattr(config, "sweep_head", "")
         targets = getattr(config, "num_targets", 1)
@@ -403,5 +436,16 @@ def _series(config: Any, names: frozenset[str]) -> dict[str, Any]:
     return batch
 
 
-OVERRIDES: dict[str, Any] = {}
+def _timesfm(config: Any) -> dict[str, Any]:
+    return {
+        "past_values": torch.rand(BATCH, config.context_length),
+        "past_values_padding": torch.zeros(BATCH, config.context_length, dtype=torch.long),
+        "freq": torch.zeros(BATCH, 1, dtype=torch.long),
+    }
+
+
+OVERRIDES: dict[str, Any] = {
+    "musicgen/MusicgenForCausalLM": lambda config, names: _codebooks(config),
+    "musicgen_melody/MusicgenMelodyForCausalLM": lambda config, names: _codebooks(config),
+}
 """Model type or pair name -> (config, argument names) -> batch, where names of arguments do not say it."""

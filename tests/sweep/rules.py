@@ -55,7 +55,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         r"vocab_size|unpadded_vocab_size|(en|de)coder_vocab_size|vocab_size_per_layer_input|"
         r"text_encoder_vocab_size|entity_vocab_size|pronunciation_vocab_size|shape_vocab_size|"
-        r"char_vocab_size|t2u_vocab_size",
+        r"char_vocab_size|t2u_vocab_size|encoder_hash_byte_group_vocab",
         "cap",
         VOCABULARY,
         "vocabulary",
@@ -154,5 +154,27 @@ INDEX_LISTS = (
 )
 """Fields that number layers: kept inside the layers that are left."""
 
-OVERRIDES: dict[str, dict[str, Any]] = {}
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "dots3_note_text": {"head_dim": 32, "qk_nope_head_dim": 24},
+    "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 8.0},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16,
+        "indexer_compress_ratio": 4, "ngram_vocab_size_base": 500, "hc_lowrank": 16,
+    },
+    "zamba2": {
+        "mamba_headdim": 16, "n_mamba_heads": 8, "attention_hidden_size": 128, "attention_head_dim": 32,
+        "layers_block_type": ["mamba", "hybrid"], "hybrid_layer_ids": [1],
+    },
+    "xmod": {"default_language": "en_XX"},
+    "mamba2": {"num_heads": 8},
+    "swin": {"embed_dim": 48},
+    "swinv2": {"embed_dim": 48},
+    "efficientnet": {"hidden_dim": 2560},
+    "moonshine_streaming": {"num_key_value_heads": 4},
+    "reformer": {"is_decoder": True},
+}
 """Per model type: field (dotted into sub-configurations) -> value. Written after the rules."""

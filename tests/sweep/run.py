@@ -9,8 +9,9 @@ An interrupted run goes on where it stopped: pairs that FILE already has are lef
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
+import os
+import select
 import signal
 import sys
 import time
@@ -51,7 +52,7 @@ class Row:
     pair: str
     status: str = ""
     """answered, failed (the real step runs, the recording raises), not built (the sweep has no small
-    model and batch that run for real), too large, too slow."""
+    model and batch that run for real), library missing, too slow, crashed."""
     reason: str = ""
     level: int = 0
     batch: str = ""
@@ -83,24 +84,53 @@ class Row:
         return max(steady, first, key=abs)
 
 
-class TooSlow(Exception):
-    """A pair took longer than `SECONDS_PER_PAIR`."""
+def in_a_fork(work: Callable[[Callable[[Row], None]], None], row: Row, seconds: int) -> Row:
+    """Run `work` in a fork of this process; the last row that it reported, whatever became of it.
+
+    A fork starts at once with everything imported, and neither a crash nor a hang reaches the sweep. An
+    exception from an alarm would not do: raised inside a C++ callback it ends the process.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        with os.fdopen(writing, "w") as pipe:
+
+            def report(found: Row) -> None:
+                pipe.write(json.dumps(asdict(found)) + "\n")
+                pipe.flush()
+
+            try:
+                work(report)
+            finally:
+                os._exit(0)
+    os.close(writing)
+    lines, ended = _read_until(reading, time.monotonic() + seconds)
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    found = Row(**json.loads(lines[-1])) if lines else row
+    if not ended or status:
+        what = f"took more than {seconds} s" if not ended else f"the process ended with status {status}"
+        if found.status == "answered":
+            found.measured_error = found.measured_error or what
+        else:
+            found.status, found.reason = "too slow" if not ended else "crashed", found.reason or what
+    return found
 
 
-@contextlib.contextmanager
-def watchdog(seconds: int) -> Iterator[None]:
-    """Raises `TooSlow` in this process after so many seconds."""
-
-    def ring(*_: object) -> None:
-        raise TooSlow
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+def _read_until(reading: int, deadline: float) -> tuple[list[str], bool]:
+    """Lines from a pipe until it is closed (True) or the time is up (False)."""
+    data = b""
+    with os.fdopen(reading, "rb", buffering=0) as pipe:
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([pipe], [], [], left)[0]:
+                return data.decode().splitlines(), False
+            part = pipe.read(65536)
+            if not part:
+                return data.decode().splitlines(), True
+            data += part
 
 
 @dataclass
@@ -133,8 +163,6 @@ def candidates(pair: Pair) -> Iterator[Candidate]:
                 last = last or ValueError(f"{parameters} parameters after shrinking")
                 continue
             model = build()
-        except (TooSlow, KeyboardInterrupt):
-            raise
         except Exception as error:
             last = last or error
             continue
@@ -165,8 +193,6 @@ def runs_for_real(candidate: Candidate) -> Exception | None:
         loss = default_loss(call_model(model, candidate.batch))
         if trainable(model, loss):
             loss.backward()
-    except TooSlow:
-        raise
     except Exception as error:
         return error
     return None
@@ -176,52 +202,56 @@ def _subject(candidate: Candidate) -> Subject:
     return resolve(candidate.build, lambda: candidate.batch, optimizer="adamw-loop")
 
 
-def sweep_pair(pair: Pair, *, measure: bool) -> Row:
-    """Try one pair."""
+def sweep_pair(pair: Any, *, measure: bool, seconds: int = SECONDS_PER_PAIR) -> Row:
+    """Try one pair, in a fork of this process."""
     row = Row(pair.family, pair.name, threads=torch.get_num_threads())
+
+    def work(report: Callable[[Row], None]) -> None:
+        try_pair(pair, row, report, measure=measure)
+
+    return in_a_fork(work, row, seconds)
+
+
+def try_pair(pair: Any, row: Row, report: Callable[[Row], None], *, measure: bool) -> None:
+    """Fill in the row, with the first candidate whose step runs for real, and report it as it fills."""
     first_error: Exception | None = None
-    try:
-        with watchdog(SECONDS_PER_PAIR):
-            ways = candidates(pair) if isinstance(pair, Pair) else pair.candidates()
-            while True:
-                try:
-                    candidate = next(ways, None)
-                except TooSlow:
-                    raise
-                except Exception as error:
-                    first_error = first_error or error
-                    candidate = None
-                if candidate is None:
-                    row.status, row.reason = "not built", _words(first_error)
-                    break
-                error = runs_for_real(candidate)
-                if error is not None:
-                    first_error = first_error or error
-                    continue
-                _try(row, candidate, measure=measure)
-                break
-    except TooSlow:
-        row.status = row.status or "too slow"
-        row.measured_error = "too slow"
-    return row
+    ways = candidates(pair) if isinstance(pair, Pair) else pair.candidates()
+    while True:
+        try:
+            candidate = next(ways, None)
+        except Exception as error:  # noqa: BLE001 - the model is not built at any level
+            first_error, candidate = first_error or error, None
+        if candidate is None:
+            row.status, row.reason = "not built", _words(first_error)
+            if isinstance(first_error, ImportError):
+                row.status = "library missing"
+            report(row)
+            return
+        error = runs_for_real(candidate)
+        if error is None:
+            _try(row, candidate, report, measure=measure)
+            return
+        first_error = first_error or error
+        row.reason = _words(first_error)
 
 
-def _try(row: Row, candidate: Candidate, *, measure: bool) -> None:
-    row.level, row.batch = candidate.level, candidate.words
+def _try(row: Row, candidate: Candidate, report: Callable[[Row], None], *, measure: bool) -> None:
+    row.level, row.batch, row.reason = candidate.level, candidate.words, ""
     subject = _subject(candidate)
     began = time.perf_counter()
     try:
         account = account_tape(record_subject(subject))
-    except TooSlow:
-        raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - this is what the sweep looks for
         row.status, row.reason = "failed", _words(error)
+        report(row)
         return
     row.record_s = round(time.perf_counter() - began, 2)
     _predicted(row, account)
     row.status = "answered"
+    report(row)
     if measure:
         _measure(row, subject)
+        report(row)
 
 
 def _predicted(row: Row, account: Account) -> None:
@@ -253,8 +283,6 @@ def _measure(row: Row, subject: Subject) -> None:
             measured.first_step_peak_bytes,
         )
         row.counted_flops = counted_flops(subject)
-    except TooSlow:
-        raise
     except Exception as error:
         row.measured_error = _words(error)
 

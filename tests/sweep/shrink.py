@@ -20,6 +20,8 @@ def small_config(model_type: str, level: int = 0) -> Any:
     shrink(config, LEVELS[level])
     for path, value in OVERRIDES.get(model_type, {}).items():
         _set_path(config, path, value)
+    if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = 1
     config.use_cache = False
     return config
 
@@ -31,6 +33,7 @@ CONSTRUCTED: dict[str, dict[str, Any]] = {}
 def shrink(config: Any, groups: frozenset[str]) -> None:
     """Apply the rules to a configuration and those inside it, in place."""
     _shrink_one(config, groups)
+    _vocabulary(config)
     if "vocabulary" in groups:
         _tokens_into_vocabulary(config, {})
 
@@ -59,10 +62,36 @@ def _shrink_one(config: Any, groups: frozenset[str]) -> None:
             _set(config, name, changed)
     if "depth" in groups and layers_before:
         _cut_lists(config, layers_before)
+    if "width" in groups:
+        _derive(config, fields)
     if "image" in groups:
         _shrink_image(config)
     if "width" in groups:
         _shrink_rotary(config)
+
+
+def _derive(config: Any, before: dict[str, Any]) -> None:
+    """Widths that follow from others, and those that were equal and must stay so."""
+    now = vars(config)
+    rotary = now.get("qk_rope_head_dim")
+    if isinstance(rotary, int) and before.get("head_dim") == before["qk_rope_head_dim"]:
+        _set(config, "head_dim", rotary)
+    hidden, heads = now.get("hidden_size"), now.get("num_attention_heads")
+    if "head_dim" in now and now["head_dim"] is None and isinstance(hidden, int) and isinstance(heads, int):
+        _set(config, "head_dim", hidden // heads)
+    if "num_key_value_heads" in now and now["num_key_value_heads"] is None and isinstance(heads, int):
+        _set(config, "num_key_value_heads", heads)
+
+
+def _vocabulary(config: Any) -> None:
+    """A vocabulary and, for heads that classify sequences, a padding token where there is none."""
+    for _, inner in sub_configs(config):
+        _vocabulary(inner)
+    if vars(config).get("vocab_size", 0) is None:
+        _set(config, "vocab_size", VOCABULARY)
+    pad = vars(config).get("pad_token_id", 1)
+    if pad is None or pad < 0:
+        _set(config, "pad_token_id", 1)
 
 
 def _rule(name: str, value: Any) -> Rule | None:
@@ -122,7 +151,7 @@ def _cut_lists(config: Any, before: int) -> None:
         if re.fullmatch(INDEX_LISTS, name) and all(isinstance(item, int) for item in value):
             inside = sorted({item if item < after else after - 1 for item in value})
             _set(config, name, type(value)(inside))
-        elif len(value) in (before, before + 1):
+        elif len(value) in (before, before + 1) and not re.match(r"conv_|.*(kernel|stride|dilation)", name):
             _set(config, name, type(value)(_spread(list(value), after + len(value) - before)))
     for name, value in list(vars(config).items()):
         if isinstance(value, int) and not isinstance(value, bool) and re.fullmatch(INDEX_LISTS, name):
@@ -166,7 +195,7 @@ def _shrink_rotary(config: Any) -> None:
         table = getattr(config, name, None)
         if not isinstance(table, dict):
             continue
-        head = getattr(config, "head_dim", None) or HEAD_DIM
+        head = vars(config).get("head_dim") or HEAD_DIM
         for part in [table, *(v for v in table.values() if isinstance(v, dict))]:
             half = int(head * (part.get("partial_rotary_factor") or 1)) // 2
             sections = part.get("mrope_section")

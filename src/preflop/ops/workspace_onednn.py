@@ -23,6 +23,10 @@ from preflop.units import DTYPE_BYTES
 _BLOCK = 16
 """Channels of one block: fp32 numbers of one AVX-512 register."""
 _PAGE_BYTES = 4096
+_WIDEST_KERNEL = 14
+_WIDEST_DEPTHWISE_KERNEL = 3
+_SHARED_INSIDE_POSITIONS = 512
+"""Output positions a thread, from which on `gemm_convolution_utils.cpp` threads inside the gemm."""
 
 
 def _rounded(size: int, step: int) -> int:
@@ -80,12 +84,18 @@ class _Convolution:
 
     @property
     def weight_gradient_by_gemm(self) -> bool:
-        """Groups that do not fill half a block are left to a plain gemm, which takes operands as they are.
+        """Whether no kernel of oneDNN's own fits and a plain gemm takes the operands as they are.
 
-        Its im2col buffer, which depends on the cache, is not counted.
+        Wider than 14, depthwise ones wider than 3, and groups that do not fill half a block.
+        Source: oneDNN, src/cpu/x64/jit_avx512_common_conv_kernel.cpp (`kw > 14`), jit_uni_dw_convolution.cpp.
         """
-        if self.groups in (1, self.x.shape[1]) or self.itemsize < DTYPE_BYTES["float32"]:
+        if self.itemsize < DTYPE_BYTES["float32"] or self.transposed:
             return False
+        width = self.weight.shape[-1]
+        if self.groups == 1:
+            return width > _WIDEST_KERNEL
+        if self.groups == self.x.shape[1]:
+            return width > _WIDEST_DEPTHWISE_KERNEL
         half = _BLOCK // 2
         return any(count // self.groups % half for count in (self.x.shape[1], self.y.shape[1]))
 
@@ -160,17 +170,20 @@ def convolution_backward(sig: Signature) -> int:
     )
     if not _asks_onednn(case):
         return 0
-    wants_input, wants_weight, _ = argument(sig, 10, "output_mask")
+    wants_input, wants_weight, wants_bias = argument(sig, 10, "output_mask")
     outputs = sum(meta.bytes for meta in sig.outputs)
+    bias_gradient = gradient.shape[1] * gradient.itemsize if wants_bias else 0
     input_gradient = x.bytes if wants_input else 0
     if case.channels_last:
         peaks = _channels_last_backward(case, input_gradient, wants_weight=wants_weight)
     else:
-        peaks = _blocked_backward(case, input_gradient, wants_weight=wants_weight)
+        peaks = _blocked_backward(case, input_gradient, bias_gradient, wants_weight=wants_weight)
     return max(max(peaks, default=0) - outputs, 0)
 
 
-def _blocked_backward(case: _Convolution, input_gradient: int, *, wants_weight: bool) -> list[int]:
+def _blocked_backward(
+    case: _Convolution, input_gradient: int, bias_gradient: int, *, wants_weight: bool
+) -> list[int]:
     """Bytes alive at the moments that can be the peak, outputs included.
 
     A gradient that is not contiguous is copied first, and the copy stays.
@@ -185,12 +198,30 @@ def _blocked_backward(case: _Convolution, input_gradient: int, *, wants_weight: 
         through = case.gradient_computes_channels_last
         leaving = _to_dense(case.x.bytes, channels_last=True) if through else result + case.x.bytes
         peaks.append(copy + leaving)
-    if wants_weight:
-        operands = 0 if case.weight_gradient_by_gemm else gradient + case.x_bytes
+    input_gradient += bias_gradient  # it is made with the weight's
+    if wants_weight and case.weight_gradient_by_gemm:
+        peaks.append(input_gradient + case.weight.bytes + _gemm_bytes(case))
+    elif wants_weight:
+        operands = gradient + case.x_bytes
         sums = _reduction_bytes(case) + _accumulator_bytes(case)
         peaks.append(input_gradient + operands + case.weight_bytes + sums)
         peaks.append(input_gradient + case.weight_bytes + case.weight.bytes)
     return peaks
+
+
+def _gemm_bytes(case: _Convolution) -> int:
+    """Scratch of a weight gradient by gemm: for each thread one sample's patches and a sum of weights.
+
+    The sum takes four times the weight: oneDNN books floats, and their number is the weight's bytes. Large
+    images are shared out inside the gemm, small ones by sample and group; 256 bytes are the gradient of the
+    bias in passing. Source: oneDNN, src/cpu/gemm_convolution_utils.cpp, `init_conf`; fits 40 shapes measured
+    with one and two threads to the byte.
+    """
+    positions = prod(case.y.shape[2:])
+    patches = prod(case.weight.shape[1:]) * positions * case.itemsize
+    apart = positions // thread_count() < _SHARED_INSIDE_POSITIONS
+    threads = min(thread_count(), case.x.shape[0] * case.groups) if apart else 1
+    return threads * (patches + case.weight.bytes * DTYPE_BYTES["float32"]) + 256
 
 
 def _channels_last_backward(case: _Convolution, input_gradient: int, *, wants_weight: bool) -> list[int]:
