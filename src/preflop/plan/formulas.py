@@ -19,6 +19,8 @@ from preflop.tape.sizes import BASIS, basis, formula
 
 # A coefficient over the sizes it is made of: bytes of an element, 2 of a multiply-add, q, k and v...
 _SMALL = 64
+# Left over without a further factor: 8 FLOPs are not key-value heads, though there may be 8 of those.
+_TINY = 16
 # Sizes of one row that are tried in products; a row shows no more than a few tensors.
 _TRIED = 10
 # Sizes up to this are taken for factors of the formula (2 of a multiply-add), not of the model.
@@ -164,12 +166,12 @@ _ITEM_BYTES = (1, 2, 4, 8, 6, 12, 16)
 
 
 def _product(number: int, known: Mapping[int, tuple[int, ...]]) -> tuple[int, tuple[int, ...]]:
-    """(what is left, factors used), with the least left; few factors before many."""
-    best: tuple[int, tuple[int, ...]] = (number, ())
-    for whole, parts in known.items():
-        if number % whole == 0 and (number // whole, len(parts)) < (best[0], len(best[1]) or 99):
-            best = (number // whole, parts)
-    return best
+    """(what is left, factors used): as few factors as leave a tiny number, else those that leave least."""
+    divisors = [(number // whole, parts) for whole, parts in known.items() if number % whole == 0]
+    tiny = [found for found in divisors if found[0] <= _TINY]
+    if tiny:
+        return min(tiny, key=lambda found: (len(found[1]), found[0]))
+    return min(divisors, key=lambda found: found[0], default=(number, ()))
 
 
 def _named_shapes(text: str, words: Mapping[int, str]) -> str:
