@@ -132,7 +132,9 @@ def fake_of(
     target = tensor.dtype
     if dtype is not None and tensor.dtype.is_floating_point:
         target = dtype
-    fake = kernels.empty(tuple(tensor.shape), tensor.stride(), target)
+    # Under the recorder's own mode the meta tensor would be a fake one, which torch 2.6 wraps no further.
+    with _disable_current_modes():
+        fake = kernels.empty(tuple(tensor.shape), tensor.stride(), target)
     if isinstance(tensor, nn.Parameter):
         fake.requires_grad_(tensor.requires_grad)
         fake._is_param = True
