@@ -306,6 +306,9 @@ def _symbolic_signature(
 ) -> Signature:
     first = kinds[0]
     pairs = [kind.attended_pairs for kind in kinds]
+    known = tuple(pair for pair in pairs if pair is not None)
+    if 0 < len(known) < len(pairs):
+        raise NotPolynomial("attended pairs are known at some sizes only")
     return dataclasses.replace(
         first,
         args=_symbolic([kind.args for kind in kinds], symbol, constant),
@@ -315,7 +318,7 @@ def _symbolic_signature(
         ),
         inputs=tuple(_symbolic_meta(row, symbol) for row in zip(*(k.inputs for k in kinds))),
         outputs=tuple(_symbolic_meta(row, symbol) for row in zip(*(k.outputs for k in kinds))),
-        attended_pairs=None if pairs[0] is None else symbol(tuple(pairs)),
+        attended_pairs=symbol(known) if known else None,
     )
 
 

@@ -119,7 +119,8 @@ class _Fusion:
         found: set[int] = set()
         for group in groups:
             own = set(group.calls)
-            for storage in group.made:
+            result = self.tape.calls[group.calls[-1]].storages[-1]
+            for storage in group.made - {result}:
                 entry = self.tape.storages[storage]
                 if entry.born > 0 and entry.died is not None and users[storage] <= own:
                     found.add(storage)
