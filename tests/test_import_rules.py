@@ -93,6 +93,22 @@ MAY_IMPORT: dict[str, set[str]] = {
         "timing",
         "plan",
     },
+    # Published rows judge all rooms, so they may look into each.
+    "published": COUNTS
+    | FACTS
+    | {
+        "subject",
+        "record",
+        "folding",
+        "models",
+        "transforms",
+        "formulas",
+        "hardware",
+        "device_memory",
+        "timing",
+        "plan",
+        "accounting",
+    },
     "cli": COUNTS
     | FACTS
     | {

@@ -209,6 +209,61 @@ class DeviceFacts:
     """dtype -> dense peak."""
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedRow:
+    """A run that others measured and published, and what Preflop says of it."""
+
+    id: str
+    source: str
+    model: str
+    device: str
+    setting: str
+    measured: float
+    """Bytes or seconds."""
+    predicted: float
+    error: float
+    """Relative: 0.1 is ten percent too much."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBar:
+    """How far published runs of this kind were from their predictions, put around this one."""
+
+    low: float
+    high: float
+    """Between them lie `share` of the measurements, if this run errs as those did."""
+    share: float
+    rows: int
+    sources: int
+    kind: str
+    """Which published rows, in words."""
+    median_abs_error: float
+    under: float
+    """Share of those rows that were predicted too small."""
+    nearest: tuple[PublishedRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What one figure stands on."""
+
+    figure: str
+    how: str
+    """"counted", "rule" (restated from a kernel's or allocator's source), "measured rates" or "assumed"."""
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the figures stand on, and what published runs say of them."""
+
+    standing: tuple[Standing, ...]
+    memory: ErrorBar | None
+    """Around the allocated peak; None where no published row is of this kind."""
+    time: ErrorBar | None
+    """Around the expected time."""
+
+
 @dataclass(frozen=True)
 class Account:
     """Everything Preflop says about one training step."""
@@ -225,3 +280,5 @@ class Account:
     assumptions: tuple[str, ...]
     verdict: str
     """One sentence: what bounds the step and what to change first."""
+    evidence: Evidence | None = None
+    """What the figures stand on; None for accounts made without it."""

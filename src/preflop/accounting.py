@@ -25,10 +25,12 @@ from preflop.ledgers.operators import operator_rows
 from preflop.ledgers.six_nd import differences, six_nd, step_tokens
 from preflop.ledgers.traffic import traffic_ledger
 from preflop.ops.workspace_cuda import convolution_bounds
+from preflop.plan.evidence import evidence
 from preflop.plan.verdict import verdict
 from preflop.precision import find_precision
 from preflop.timing.roofline import on_roofline
 from preflop.timing.step import NO_TIME, StepTime, step_time
+from preflop.timing.this import THIS, this_device
 from preflop.units import bytes_text
 
 if TYPE_CHECKING:
@@ -79,9 +81,13 @@ class Account(Figures):
 def find_device(name: str) -> Device | None:
     """The device of that name; None for "cpu", which has memory and kernels but no catalog figures.
 
+    "this" is this machine as `preflop calibrate` measured it.
+
     Raises:
         UnknownDevice: no such device; the message names the nearest.
     """
+    if name.casefold() == THIS:
+        return this_device()
     return None if name.casefold() == CPU else find(name)
 
 
@@ -107,6 +113,7 @@ def _account(tape: Tape, device: Device | None) -> Account:
         counted = _on_device(tape, counted, device)
         rows, timed = _timed(tape, rows, device, flops)
     operators = tuple(rows)
+    parameters = counted.columns.parameters.elements
     return Account(
         tape=tape,
         device=facts,
@@ -118,6 +125,7 @@ def _account(tape: Tape, device: Device | None) -> Account:
         copies=tuple(copy_rows(tape)),
         assumptions=(*tape.assumptions, *_assumptions(tape, totals, device), *timed.assumptions),
         verdict=verdict(counted, flops, traffic, timed.time, operators, facts, tape.subject),
+        evidence=evidence(counted, timed.time, facts, tape.subject, parameters),
     )
 
 

@@ -46,7 +46,7 @@ def account(
         microbatches: how many batches make one optimizer step.
         recompute: "none", "block", "selective", or a callable from module name to bool.
         keep_output: keep the output to the end of its microbatch, as loops that log it do.
-        device: a name from `preflop hardware`, or "cpu".
+        device: a name from `preflop hardware`, "cpu", or "this": this machine, once calibrated.
 
     Returns:
         The account; `.show()` prints it, `.to_dict()` is the contract's JSON.
@@ -62,11 +62,12 @@ def account(
     """
     from preflop.accounting import account_tape, find_device
     from preflop.subject import resolve
+    from preflop.timing.this import recorded_as
 
     target = find_device(device)
     subject = resolve(
         model, batch, loss=loss, optimizer=optimizer, precision=precision, microbatches=microbatches,
-        recompute=recompute, keep_output=keep_output, device=target.id if target else "cpu",
+        recompute=recompute, keep_output=keep_output, device=recorded_as(target) if target else "cpu",
         gpus=gpus, shard=shard,
     )
     return account_tape(tape_of_subject(subject), target)

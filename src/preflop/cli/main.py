@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "time": ("time_", "Days of training from parameters, tokens, GPUs and MFU."),
     "fit": ("fit", "The largest model, or batch, that fits."),
     "verify": ("verify", "Run two real steps here and compare them with the prediction."),
+    "calibrate": ("calibrate", "Measure this machine's kernels, so that --device this predicts for it."),
     "data": ("data", "Text files to tokens, for `preflop train`."),
     "train": ("train", "Train: priced first, measured beside the price, saved so that it can go on."),
     "models": ("models", "The models Preflop knows by name."),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from preflop.cli import subject_options as words
+
+if TYPE_CHECKING:
+    from preflop.subject import Subject
 
 
 def command(
@@ -19,6 +23,9 @@ def command(
     recompute: words.Recompute = None,
     batch_from: words.BatchFrom = None,
     loss: words.Loss = None,
+    time: Annotated[
+        bool, typer.Option("--time", help="Compare the step's time instead (after `preflop calibrate`).")
+    ] = False,
     as_json: words.AsJson = False,
 ) -> None:
     """Run two real optimizer steps here, on the CPU, and compare their memory and FLOPs with the
@@ -33,6 +40,9 @@ def command(
             recompute=recompute, device=None, gpus=None, shard=None, batch_from=batch_from, loss=loss,
         ),
     )  # fmt: skip
+    if time:
+        _compare_time(model, subject, as_json)
+        return
     with words.working(f"recording {model}, then running two real steps"):
         from preflop.measure.verify import verify_subject
 
@@ -45,5 +55,23 @@ def command(
         from preflop.report.verify_table import show
 
         show(found)
+    if not found.verifies:
+        raise typer.Exit(1)
+
+
+def _compare_time(model: str, subject: Subject, as_json: bool) -> None:
+    """The step's time, predicted for this machine and measured on it."""
+    with words.working(f"recording {model}, then timing real steps"):
+        from preflop.measure.step_time import verify_step_time
+
+        found = verify_step_time(subject)
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        from preflop.report.verify_table import show_time
+
+        show_time(found)
     if not found.verifies:
         raise typer.Exit(1)

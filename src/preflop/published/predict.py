@@ -46,6 +46,15 @@ class Prediction:
     device: str = ""
     setting: str = ""
     assumed: tuple[str, ...] = ()
+    device_id: str = ""
+    """Of the catalog's device that was timed; "" where there is none."""
+    several: bool = False
+    """Whether the run had several devices."""
+    bits: int = 32
+    """Of the numbers that matmuls read."""
+    parameters: float | None = None
+    tokens: int | None = None
+    """Of one forward."""
 
 
 @dataclass
@@ -86,13 +95,13 @@ class Predictor:
                 yield _of(row, what, value, why_not=why)
             elif what == MEMORY:
                 predicted = memory_bytes(plan, tape)
-                yield _of(row, what, value, predicted, assumed=plan.assumed)
+                yield _of(row, what, value, predicted, assumed=plan.assumed, device_id=_id(plan))
             else:
                 lower, predicted_s = step_seconds(plan, tape)
                 if predicted_s is None:
                     yield _of(row, what, value, why_not="nobody measured what this device's kernels reach")
                 else:
-                    yield _of(row, what, value, predicted_s, lower_s=lower, assumed=plan.assumed)
+                    yield _of(row, what, value, predicted_s, lower_s=lower, assumed=plan.assumed, device_id=_id(plan))
 
     def _tape(self, plan: Plan) -> Tape:
         if plan.key not in self.tapes:
@@ -124,13 +133,28 @@ def _of(
     why_not: str | None = None,
     lower_s: float | None = None,
     assumed: tuple[str, ...] = (),
+    device_id: str = "",
 ) -> Prediction:
     if error is None and measured and predicted is not None:
         error = predicted / measured - 1
     return Prediction(
         row.id, row.source, what, measured, predicted, error, why_not, row.grade, lower_s,
         row.text("model") or row.text("model_name"), row.text("gpu") or row.text("device"), _setting(row), assumed,
+        device_id=device_id, several=(row.whole("gpus") or 1) > 1,
+        bits=16 if "16" in row.text("precision") else 32,
+        parameters=None if row.number("params_b") is None else (row.number("params_b") or 0) * 1e9,
+        tokens=_tokens(row),
     )  # fmt: skip
+
+
+def _tokens(row: Row) -> int | None:
+    batch = row.whole("micro_batch") or row.whole("batch")
+    length = row.whole("seq") or row.whole("seqlen")
+    return batch * length if batch and length else None
+
+
+def _id(plan: Plan) -> str:
+    return plan.device.id if plan.device is not None else ""
 
 
 def _setting(row: Row) -> str:

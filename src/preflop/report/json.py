@@ -29,6 +29,7 @@ def account_to_dict(account: Account) -> dict[str, Any]:
         "operators": [_operator(row) for row in account.operators],
         "copies": [dataclasses.asdict(row) for row in account.copies],
         "assumptions": list(account.assumptions),
+        "evidence": None if account.evidence is None else dataclasses.asdict(account.evidence),
     }
 
 

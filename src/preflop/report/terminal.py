@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
 from preflop.report import tables
+from preflop.report.evidence import evidence_sentences
 from preflop.report.tables import Table
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ def _parts(account: Account, top: int) -> Iterable[RenderableType]:
     if (time := tables.time_sentence(account)) is not None:
         yield text(time)
     yield text(account.verdict, "bold")
+    for sentence in evidence_sentences(account.evidence):
+        yield bullet(sentence)
     yield from _fine_print(account)
 
 

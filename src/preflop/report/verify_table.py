@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, TextIO
 
 from preflop.report.tables import Heading, Table
 from preflop.report.terminal import bullet, heading, make_console, print_parts, table, text
-from preflop.units import bytes_text, si_text
+from preflop.units import bytes_text, si_text, time_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rich.console import RenderableType
 
+    from preflop.measure.step_time import TimeVerification
     from preflop.measure.verify import Comparison, Verification
 
 
@@ -103,3 +104,19 @@ def _parts(verification: Verification) -> Iterable[RenderableType]:
         yield bullet(f"torch's counter is wrong for {wrong}", "yellow")
     for assumption in verification.assumptions:
         yield bullet(assumption)
+
+
+def time_sentence(found: TimeVerification) -> str:
+    """Predicted and measured time of a step, and whether they agree."""
+    verdict = "verifies" if found.verifies else "does not verify"
+    return (
+        f"{found.model}: predicted {time_text(found.predicted_s)} (at least {time_text(found.lower_s)}), measured "
+        f"{time_text(found.measured_s)} ({time_text(found.fastest_s)} to {time_text(found.slowest_s)} over "
+        f"{found.steps} steps, {found.threads} thread{'s' if found.threads > 1 else ''}, {found.clock}): "
+        f"{error_text(found.error)}, {verdict} within {found.tolerance:.0%}."
+    )
+
+
+def show_time(found: TimeVerification, *, file: TextIO | None = None) -> None:
+    """Print it."""
+    print_parts(make_console(file), [text(time_sentence(found), "bold green" if found.verifies else "bold red")])

@@ -145,12 +145,19 @@ def curve_from(points: Sequence[Sequence[float]], basis: str) -> Curve:
     return Curve(tuple(float(x) for x, _ in points), tuple(float(y) for _, y in points), basis)
 
 
-def device_curve(device: Device, kind: Family, dtype: str) -> Curve | None:
+def device_curve(device: Device, kind: Family, dtype: str, op: str = "") -> Curve | None:
     """The measured curve of a family of kernels on a device; None where nobody measured one.
+
+    Args:
+        op: this machine's calibration has curves of single operators, too.
 
     Softmax and norms of a device whose element-wise kernels alone were measured, or none: see `moving_share`.
     """
     own = _own(device)
+    if op and "ops" in own:
+        points = own["ops"].get(f"{op} {dtype}") or own["ops"].get(op)
+        if points:
+            return curve_from(points, "single operators as `preflop calibrate` measured them here, by size")
     name = f"{kind.value}_{dtype}" if kind in _COMPUTE else kind.value
     if name in own:
         source = own.get("source", "")

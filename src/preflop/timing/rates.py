@@ -76,22 +76,25 @@ class KernelRate:
         return BACKWARD_PRODUCTS if backward else 1.0
 
 
-def kernel_rate(device: Device, kind: Family, dtype: str) -> KernelRate | None:
+def kernel_rate(device: Device, kind: Family, dtype: str, op: str = "") -> KernelRate | None:
     """What kernels of this family and dtype reach; None where nobody measured the device's vendor.
 
     By size where single kernels were measured, else the one figure of `achieved.toml`.
+
+    Args:
+        op: the operator; on this machine, calibrated, it may have a curve of its own.
 
     >>> from preflop.hardware.catalog import find
     >>> rate = kernel_rate(find("v100-pcie-32gb"), Family.MATMUL, "float32")
     >>> rate.compute_share(1e11, 1e9) > rate.compute_share(5e9, 1e8)
     True
     """
-    moving, relative, said = _moving(device, kind)
+    moving, relative, said = _moving(device, kind, op)
     if moving is None:
         return None
     if kind not in _COMPUTES and not kind.attends:
         return KernelRate(kind, None, moving, relative, said)
-    curve = device_curve(device, kind, dtype)
+    curve = device_curve(device, kind, dtype, op)
     if curve is None and kind is not Family.MATMUL:
         curve = device_curve(device, Family.MATMUL, dtype) if kind is not Family.BATCHED else None
     if curve is None:
@@ -102,10 +105,11 @@ def kernel_rate(device: Device, kind: Family, dtype: str) -> KernelRate | None:
     return KernelRate(kind, curve, moving, 1.0, said)
 
 
-def _moving(device: Device, kind: Family) -> tuple[Curve | None, float, tuple[str, ...]]:
+def _moving(device: Device, kind: Family, op: str) -> tuple[Curve | None, float, tuple[str, ...]]:
     """(curve of bytes, factor on it, what to say of it)."""
     family = kind if kind in (Family.SOFTMAX, Family.NORM) else Family.ELEMENTWISE
-    own = device_curve(device, family, "")
+    moves = kind not in _COMPUTES and not kind.attends
+    own = device_curve(device, family, "", op if moves else "")
     if own is not None:
         return own, 1.0, ()
     plain = device_curve(device, Family.ELEMENTWISE, "")

@@ -15,6 +15,7 @@ from preflop.timing.achieved import launch_s, smallest_kernel_s
 from preflop.timing.kernels import Family, family
 from preflop.timing.rates import KernelRate, kernel_rate
 from preflop.timing.roofline import MATMUL_LIKE, bandwidth_bytes_per_s, ceiling
+from preflop.timing.this import is_serial, is_this
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,5 +97,7 @@ def row_seconds(rates: RowRates, flops: np.ndarray, moved: np.ndarray, calls: np
     device_s = float(np.maximum(np.maximum(compute_s, bytes_s), floor_s).sum())
     apart_s = float(np.maximum(compute_s + bytes_s, floor_s).sum())
     launching_s = launch_s(rates.device) * float(calls.sum())
+    if is_serial(rates.device):
+        device_s += launching_s
     expected = max(device_s, launching_s, lower)
     return Seconds(lower, expected, max(apart_s + launching_s, expected))

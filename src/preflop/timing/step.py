@@ -11,6 +11,7 @@ from preflop.hardware.device import Device
 from preflop.timing.achieved import launch_s, smallest_kernel_s
 from preflop.timing.kernels import family
 from preflop.timing.rates import KernelRate, kernel_rate
+from preflop.timing.this import is_serial
 from preflop.timing.roofline import BANDWIDTH, COMPUTE, MATMUL_LIKE, RooflineRow
 
 LAUNCH = "launch"
@@ -78,7 +79,7 @@ def _unpriced(row: RooflineRow) -> bool:
 
 
 def _rate(row: RooflineRow, device: Device) -> KernelRate | None:
-    return kernel_rate(device, family(row.row.op, row.row.kind), row.ceiling.dtype)
+    return kernel_rate(device, family(row.row.op, row.row.kind), row.ceiling.dtype, row.row.op)
 
 
 def _dominating(rows: Iterable[RooflineRow]) -> RooflineRow | None:
@@ -119,6 +120,8 @@ def _expected(
         device_s += max(compute_s, bytes_s, floor * calls)
         apart_s += max(compute_s + bytes_s, floor * calls)
     launching_s = launch_s(device) * kernels
+    if is_serial(device):
+        device_s += launching_s  # the host computes itself: calling and computing take turns
     expected = max(device_s, launching_s, lower)
     return expected, max(apart_s + launching_s, expected), launching_s > max(device_s, lower)
 

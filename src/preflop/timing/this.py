@@ -39,6 +39,16 @@ def is_this(device: Device) -> bool:
     return device.id == THIS
 
 
+def is_serial(device: Device) -> bool:
+    """Whether the host runs the kernels itself, as a calibrated CPU does."""
+    return is_this(device) and bool(this_table()["device"].get("serial"))
+
+
+def recorded_as(device: Device) -> str:
+    """The id by whose rules a step for the device is recorded: "cpu" for a calibrated CPU."""
+    return str(this_table()["device"]["records_as"]) if is_this(device) else device.id
+
+
 def this_device() -> Device:
     """This machine as a device: its best measured rates stand where a catalog has data-sheet figures.
 
