@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from preflop.device_memory import device_memory
 from preflop.ledgers.memory import memory
+from preflop.published import staff as cs336
 from preflop.record.subject_tape import record_subject
 from preflop.subject import resolve
 from preflop.units import MIB
-
-from . import cs336
 
 BATCH = 8
 

@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from preflop.device_memory import DeviceMemory, device_memory
+from preflop.published import staff as cs336
 from preflop.record.subject_tape import record_subject
 from preflop.subject import resolve
 from preflop.units import GIB
-
-from . import cs336
 
 A800 = (8, 0)
 BATCH, VOCABULARY, WIDTH, LAYERS, HEADS, INNER = 4, 10000, 2560, 32, 32, 10240

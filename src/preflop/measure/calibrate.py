@@ -167,7 +167,7 @@ def _in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
     """A call that takes the next set of operands each time: in a step they were last touched long before,
     and are not in the nearest cache."""
     turn = itertools.cycle(calls)
-    return lambda: next(turn)()
+    return next(turn)
 
 
 def _call_s(where: torch.device) -> float:
@@ -362,11 +362,11 @@ def _pointwise(where: torch.device) -> Iterator[Case]:
     two: dict[str, Callable[..., Any]] = {
         "add": torch.add, "mul": torch.mul, "div": torch.div, "add_": lambda a, b: a.add_(b, alpha=1e-9),
         "mul_": lambda a, b: a.mul_(0.999999),
-        "gelu_backward": lambda a, b: aten.gelu_backward(a, b), "copy_": lambda a, b: a.copy_(b),
+        "gelu_backward": aten.gelu_backward, "copy_": lambda a, b: a.copy_(b),
         "threshold_backward": lambda a, b: aten.threshold_backward(a, b, 0),
-        "silu_backward": lambda a, b: aten.silu_backward(a, b),
-        "tanh_backward": lambda a, b: aten.tanh_backward(a, b),
-        "sigmoid_backward": lambda a, b: aten.sigmoid_backward(a, b),
+        "silu_backward": aten.silu_backward,
+        "tanh_backward": aten.tanh_backward,
+        "sigmoid_backward": aten.sigmoid_backward,
         "lerp_": lambda a, b: a.lerp_(b, 0.1), "addcmul_": lambda a, b: a.addcmul_(b, b, value=1e-9),
         "addcdiv_": lambda a, b: a.addcdiv_(b, b, value=1e-9),
     }  # fmt: skip

@@ -56,10 +56,11 @@ def row_rates(
 
     tops = [ceiling(device, kind, dtype, tf32) for kind, dtype in zip(kinds, dtypes)]
     missing = any(kind in MATMUL_LIKE and top.flops_per_s is None for kind, top in zip(kinds, tops))
-    alike: dict[tuple[Family, str], list[int]] = {}
+    alike: dict[tuple[Family, str, str], list[int]] = {}
     for index, (op, kind, top) in enumerate(zip(ops, kinds, tops)):
-        alike.setdefault((family(op, kind), top.dtype), []).append(index)
-    rates = [(np.array(rows), kernel_rate(device, kind, dtype)) for (kind, dtype), rows in alike.items()]
+        named = op if is_this(device) else ""
+        alike.setdefault((family(op, kind), top.dtype, named), []).append(index)
+    rates = [(np.array(rows), kernel_rate(device, *which)) for which, rows in alike.items()]
     return RowRates(
         np.array([top.flops_per_s or np.inf for top in tops], np.float64),
         device,

@@ -11,8 +11,8 @@ from preflop.hardware.device import Device
 from preflop.timing.achieved import launch_s, smallest_kernel_s
 from preflop.timing.kernels import family
 from preflop.timing.rates import KernelRate, kernel_rate
-from preflop.timing.this import is_serial
 from preflop.timing.roofline import BANDWIDTH, COMPUTE, MATMUL_LIKE, RooflineRow
+from preflop.timing.this import is_serial
 
 LAUNCH = "launch"
 NO_TIME = Time(None, None, None, None, None, None, None, None, None)
