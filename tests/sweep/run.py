@@ -219,7 +219,7 @@ def try_pair(pair: Any, row: Row, report: Callable[[Row], None], *, measure: boo
     while True:
         try:
             candidate = next(ways, None)
-        except Exception as error:  # noqa: BLE001 - the model is not built at any level
+        except Exception as error:
             first_error, candidate = first_error or error, None
         if candidate is None:
             row.status, row.reason = "not built", _words(first_error)
@@ -241,7 +241,7 @@ def _try(row: Row, candidate: Candidate, report: Callable[[Row], None], *, measu
     began = time.perf_counter()
     try:
         account = account_tape(record_subject(subject))
-    except Exception as error:  # noqa: BLE001 - this is what the sweep looks for
+    except Exception as error:
         row.status, row.reason = "failed", _words(error)
         report(row)
         return
