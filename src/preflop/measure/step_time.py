@@ -13,8 +13,9 @@ import torch
 
 from preflop.accounting import account_tape, find_device
 from preflop.errors import BadSubject, PreflopError
+from preflop.measure.allocations import garbage_collector_off
 from preflop.measure.clock import clock_name, now
-from preflop.measure.memory import RealSubject, build, check_fits, garbage_collector_off
+from preflop.measure.memory import RealSubject, build, check_fits
 from preflop.record.subject_tape import record_subject
 from preflop.subject import Subject
 from preflop.timing.this import THIS, this_table

@@ -21,8 +21,8 @@ from preflop.tape.events import SubjectInfo
 SHARE = 0.9
 """Of the published errors that an error bar holds."""
 NEAREST = 3
-_FEWEST = 4
-"""Published rows without which there is no error bar."""
+_FEWEST = 8
+"""Published rows without which runs on several devices are taken in, and then without which there is no bar."""
 
 
 def evidence(
@@ -74,9 +74,8 @@ class _Asked:
 
     def distance(self, row: dict[str, Any]) -> float:
         """How unlike a published row is: other devices and number formats, and sizes by factors of ten."""
-        apart = 2.0 * (row["device"] != self.device) + 2.0 * (row["bits"] != self.bits)
-        apart += _decades(row["parameters"], self.parameters) + _decades(row["tokens"], self.tokens)
-        return apart
+        apart: float = 2.0 * (row["device"] != self.device) + 2.0 * (row["bits"] != self.bits)
+        return apart + _decades(row["parameters"], self.parameters) + _decades(row["tokens"], self.tokens)
 
 
 def _decades(one: float | None, other: float | None) -> float:
@@ -92,17 +91,17 @@ def _rows() -> tuple[dict[str, Any], ...]:
 def _bar(what: str, value: float | None, asked: _Asked) -> ErrorBar | None:
     if not value:
         return None
-    own = [row for row in _rows() if row["what"] == what and row["bits"] == asked.bits and not row["several"]]
-    several = False
-    if len(own) < _FEWEST:
-        own = [row for row in _rows() if row["what"] == what and row["bits"] == asked.bits]
-        several = True
+    alike = [row for row in _rows() if row["what"] == what and row["bits"] == asked.bits]
+    own = [row for row in alike if not row["several"]]
+    several = len(own) < _FEWEST
+    if several:
+        own = alike
     if len(own) < _FEWEST:
         return None
     errors = sorted(row["error"] for row in own)
     low, high = _quantile(errors, (1 - SHARE) / 2), _quantile(errors, (1 + SHARE) / 2)
     nearest = sorted(own, key=asked.distance)[:NEAREST]
-    count = "several devices, without communication" if several else "one device"
+    count = "one device or several (without communication)" if several else "one device"
     return ErrorBar(
         low=value / (1 + high), high=value / (1 + low), share=SHARE, rows=len(own),
         sources=len({row["source"] for row in own}),

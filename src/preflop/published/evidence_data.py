@@ -20,11 +20,8 @@ def evidence_text(predictions: Sequence[Prediction]) -> str:
         for p in predictions
         if p.what in (MEMORY, STEP_TIME) and p.predicted is not None and p.grade in _GRADES
     ]
-    document = {"written_by": "python -m preflop.published --rows DIR --write-evidence FILE", "rows": rows}
-    return "{\n" + ",\n".join(
-        f" {json.dumps(key)}: " + (json.dumps(value) if isinstance(value, str) else _lines(value))
-        for key, value in document.items()
-    ) + "\n}\n"  # fmt: skip
+    command = "python -m preflop.published --rows DIR --write-evidence FILE"
+    return f'{{\n "written_by": {json.dumps(command)},\n "rows": {_lines(rows)}\n}}\n'
 
 
 def _lines(rows: Sequence[dict[str, object]]) -> str:

@@ -62,6 +62,8 @@ class Plan:
     extra_bytes: int = 0
     context_bytes: int | None = None
     """CUDA context that the source itself measured."""
+    fused: bool = False
+    """The step was compiled: element-wise chains are taken as one kernel each."""
     assumed: tuple[str, ...] = ()
 
 
@@ -80,7 +82,8 @@ def plan_of(row: Row) -> Plan:
     for prefix, builder in _BUILDERS:
         if row.source.startswith(prefix):
             _refuse(row)
-            return builder(row)
+            plan = builder(row)
+            return dataclasses.replace(plan, fused=True) if row.text("compile") == "1" else plan
     raise CannotBuild("this source's model is not built here")
 
 
@@ -92,8 +95,8 @@ def _refuse(row: Row) -> None:
             raise CannotBuild(f"{words} parallelism of {degree}: only static sharding is done here")
     if row.whole("experts"):
         raise CannotBuild("a mixture of experts is not built")
-    if row.text("compile") == "1":
-        raise CannotBuild("a compiled step: what inductor fuses is not modelled")
+    if row.text("compile") == "1" and row.table is Table.MEMORY:
+        raise CannotBuild("a compiled step: what inductor keeps for backward is not modelled")
     if "fp8" in row.text("precision").casefold() or "float8" in row.text("precision"):
         raise CannotBuild("fp8 linears are not recorded")
 

@@ -19,8 +19,9 @@ from preflop.published.rows import CannotBuild, Row, Table
 from preflop.tape.events import Role, Tape
 from preflop.timing.kernels import Family
 from preflop.timing.rates import kernel_rate
-from preflop.timing.roofline import bandwidth_bytes_per_s, on_roofline
+from preflop.timing.roofline import MATMUL_LIKE, bandwidth_bytes_per_s, on_roofline
 from preflop.timing.step import step_time
+from preflop.transforms.fusion import fuse
 from preflop.units import GIB
 
 MEMORY, STEP_TIME, UTILIZATION = "memory", "step_time", "mfu_recomputed"
@@ -98,7 +99,11 @@ class Predictor:
                 yield _of(row, what, value, predicted, assumed=plan.assumed, device_id=_id(plan))
             else:
                 lower, predicted_s = step_seconds(plan, tape)
-                if predicted_s is None:
+                least_s = arithmetic_seconds(plan, tape)
+                if value < least_s:
+                    words = f"the printed time needs {least_s / value:.1f} times the dense peak: a field is wrong"
+                    yield _of(row, what, value, why_not=words)
+                elif predicted_s is None:
                     yield _of(row, what, value, why_not="nobody measured what this device's kernels reach")
                 else:
                     yield _of(row, what, value, predicted_s, lower_s=lower, assumed=plan.assumed, device_id=_id(plan))
@@ -256,7 +261,7 @@ def step_seconds(plan: Plan, tape: Tape) -> tuple[float | None, float | None]:
     """(lower bound, expectation) of the measured part of the step; None where there is no expectation."""
     device = plan.device
     assert device is not None
-    rows = operator_rows(tape)
+    rows = operator_rows(fuse(tape) if plan.fused else tape)
     if plan.kernels and plan.kernels != "flash":
         rows = [_with_kernel(row, plan.kernels) for row in rows]
     elif plan.kernels:
@@ -279,6 +284,14 @@ def step_seconds(plan: Plan, tape: Tape) -> tuple[float | None, float | None]:
         lower += outside_s
         expected += outside_s / (rate.moving_share(plan.optimizer_bytes) if rate else 1.0)
     return lower, expected
+
+
+def arithmetic_seconds(plan: Plan, tape: Tape) -> float:
+    """Matmul-like FLOPs (attended pairs only) over the dense peak: no run of these sizes can be faster."""
+    assert plan.device is not None
+    placed = [on_roofline(row, plan.device) for row in operator_rows(tape) if row.phase in plan.phases]
+    per_microbatch = sum(row.compute_s for row in placed if row.row.kind in MATMUL_LIKE)
+    return per_microbatch * plan.microbatches
 
 
 def _with_kernel(row: OperatorRow, kernel: str) -> OperatorRow:
