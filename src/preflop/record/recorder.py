@@ -116,6 +116,8 @@ class Recorder(TorchDispatchMode):
         torch.get_rng_state = self._read_rng_state
         self._warnings = warnings.catch_warnings()
         self._warnings.__enter__()
+        # torch says so of its own kernels that look at a fake tensor's address; nothing is read there.
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         self._eager = Eager().__enter__()
         if self.protect:
             self._before.watch_optimizers()
