@@ -175,6 +175,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "swinv2": {"embed_dim": 48},
     "efficientnet": {"hidden_dim": 2560},
     "moonshine_streaming": {"num_key_value_heads": 4},
+    "llama4": {"vision_config.projector_output_dim": 64, "vision_config.projector_input_dim": 64},
     "reformer": {"is_decoder": True},
 }
 """Per model type: field (dotted into sub-configurations) -> value. Written after the rules."""

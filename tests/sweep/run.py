@@ -42,6 +42,8 @@ OUT = Path("build/sweep.jsonl")
 LARGEST_REAL_PARAMETERS = 150_000_000
 """A shrunk model beyond this is not built for real."""
 SECONDS_PER_PAIR = 60
+OFF = 5e-3
+"""Relative difference of the peaks beyond which `--again off` repeats a pair."""
 
 
 @dataclass
@@ -324,7 +326,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--every", type=int, default=1, help="take each Nth pair: a sample of all families")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--measure", action="store_true", help="run real steps too")
-    parser.add_argument("--again", default="", help="repeat rows of this status (or 'unmeasured', 'all')")
+    parser.add_argument("--again", default="", help="repeat rows of this status (or 'unmeasured', 'off', 'all')")
     parser.add_argument("--write-docs", action="store_true", help="write docs/coverage.md from FILE")
     options = parser.parse_args(arguments)
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -375,7 +377,9 @@ def _sweep(options: argparse.Namespace) -> None:
 
 def _again(row: Row, which: str) -> bool:
     unmeasured = row.status == "answered" and not row.measured_bytes
-    return which == "all" or row.status == which or (which == "unmeasured" and unmeasured)
+    off = row.error is not None and abs(row.error) > OFF
+    named = {"all": True, "unmeasured": unmeasured, "off": off}
+    return named.get(which, row.status == which)
 
 
 if __name__ == "__main__":

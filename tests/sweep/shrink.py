@@ -51,6 +51,8 @@ def _shrink_one(config: Any, groups: frozenset[str]) -> None:
     for _, inner in sub_configs(config):
         _shrink_one(inner, groups)
     fields = {name: value for name, value in vars(config).items() if not name.startswith("_")}
+    if vars(config).get("_out_features") or fields.get("out_features"):
+        groups -= {"depth", "channels"}  # a backbone whose stages are named elsewhere
     layers_before = _layers(fields)
     heads_before = _heads(fields)
     for name, value in fields.items():
@@ -196,6 +198,8 @@ def _shrink_rotary(config: Any) -> None:
         if not isinstance(table, dict):
             continue
         head = vars(config).get("head_dim") or HEAD_DIM
+        if re.search(r"vl|glm4\w*v|glm_ocr|ernie", getattr(config, "model_type", "")) and "rope_theta" in table:
+            table.setdefault("mrope_section", [16, 24, 24])  # what their code takes where nothing is said
         for part in [table, *(v for v in table.values() if isinstance(v, dict))]:
             half = int(head * (part.get("partial_rotary_factor") or 1)) // 2
             sections = part.get("mrope_section")

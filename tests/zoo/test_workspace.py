@@ -151,6 +151,8 @@ CONVOLUTIONS = {
     "depthwise": (4, 64, 64, 32, 3, 1, 64),
     "8 groups": (4, 64, 64, 32, 3, 1, 8),
     "channels that are no whole blocks": (4, 20, 30, 32, 3, 1, 1),
+    "depthwise 7x7, by gemm": (4, 64, 64, 32, 7, 1, 64),
+    "narrow groups, by gemm": (4, 64, 64, 32, 3, 1, 32),
 }
 
 

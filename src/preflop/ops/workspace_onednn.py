@@ -23,6 +23,8 @@ from preflop.units import DTYPE_BYTES
 _BLOCK = 16
 """Channels of one block: fp32 numbers of one AVX-512 register."""
 _PAGE_BYTES = 4096
+_FORWARD_REST_BYTES = 4_120
+"""Channels-last forward: a page a thread, and this (the same for the twelve shapes measured)."""
 _WIDEST_KERNEL = 14
 _WIDEST_DEPTHWISE_KERNEL = 3
 _SHARED_INSIDE_POSITIONS = 512
@@ -86,7 +88,7 @@ class _Convolution:
     def weight_gradient_by_gemm(self) -> bool:
         """Whether no kernel of oneDNN's own fits and a plain gemm takes the operands as they are.
 
-        Wider than 14, depthwise ones wider than 3, and groups that do not fill half a block.
+        Wider than 14, depthwise ones wider than 3 or than the image, and groups that do not fill half a block.
         Source: oneDNN, src/cpu/x64/jit_avx512_common_conv_kernel.cpp (`kw > 14`), jit_uni_dw_convolution.cpp.
         """
         if self.itemsize < DTYPE_BYTES["float32"] or self.transposed:
@@ -95,7 +97,8 @@ class _Convolution:
         if self.groups == 1:
             return width > _WIDEST_KERNEL
         if self.groups == self.x.shape[1]:
-            return width > _WIDEST_DEPTHWISE_KERNEL
+            pairs = zip(self.x.shape[2:], self.weight.shape[2:])
+            return width > _WIDEST_DEPTHWISE_KERNEL or any(image < kernel for image, kernel in pairs)
         half = _BLOCK // 2
         return any(count // self.groups % half for count in (self.x.shape[1], self.y.shape[1]))
 
@@ -135,7 +138,8 @@ def convolution(sig: Signature) -> int:
     if not _asks_onednn(case):
         return 0
     if case.channels_last:
-        return case.weight_bytes + _channels_last_weight_bytes(case)
+        scratch = thread_count() * _PAGE_BYTES + _FORWARD_REST_BYTES if case.groups == 1 else 0
+        return _grouped_weight_bytes(case) + _channels_last_weight_bytes(case) + scratch
     blocked = case.blocked_bytes(y)
     running = case.x_bytes + case.weight_bytes + blocked + _subsample_bytes(case)
     leaving = _to_dense(y.bytes, channels_last=True) if case.computes_channels_last else blocked + y.bytes
@@ -175,7 +179,7 @@ def convolution_backward(sig: Signature) -> int:
     bias_gradient = gradient.shape[1] * gradient.itemsize if wants_bias else 0
     input_gradient = x.bytes if wants_input else 0
     if case.channels_last:
-        peaks = _channels_last_backward(case, input_gradient, wants_weight=wants_weight)
+        peaks = _channels_last_backward(case, input_gradient, bias_gradient, wants_weight=wants_weight)
     else:
         peaks = _blocked_backward(case, input_gradient, bias_gradient, wants_weight=wants_weight)
     return max(max(peaks, default=0) - outputs, 0)
@@ -224,18 +228,42 @@ def _gemm_bytes(case: _Convolution) -> int:
     return threads * (patches + case.weight.bytes * DTYPE_BYTES["float32"]) + 256
 
 
-def _channels_last_backward(case: _Convolution, input_gradient: int, *, wants_weight: bool) -> list[int]:
-    """Only weights are reordered: to channels-last by torch, then to oneDNN's layout."""
-    weights = case.weight_bytes + _channels_last_weight_bytes(case)
-    peaks = [weights + input_gradient] if input_gradient else []
-    if wants_weight:
-        peaks.append(input_gradient + weights + case.weight_bytes + _reduction_bytes(case))
+def _channels_last_backward(
+    case: _Convolution, input_gradient: int, bias_gradient: int, *, wants_weight: bool
+) -> list[int]:
+    """Only weights are reordered: to channels-last by torch, then to oneDNN's layout. The weight's gradient
+    comes in that layout, and then dense twice."""
+    by_torch = _channels_last_weight_bytes(case)
+    peaks = [case.weight_bytes + by_torch + input_gradient] if input_gradient else []
+    if not wants_weight:
+        return peaks
+    before = input_gradient + 2 * bias_gradient + case.weight.bytes
+    if case.weight_gradient_by_gemm and case.groups == 1:
+        image = prod(case.x.shape[1:]) * case.itemsize
+        threads = min(thread_count(), case.x.shape[0])
+        peaks.append(before + by_torch + _gemm_bytes(case) + threads * image)
+    else:
+        wide = case.weight_gradient_by_gemm
+        inside = _grouped_weight_bytes(case, wide=wide) + _reduction_bytes(case)
+        peaks.append(before + by_torch + inside + case.weight.bytes)
     return peaks
 
 
 def _channels_last_weight_bytes(case: _Convolution) -> int:
-    """torch's own channels-last copy of the weight; a 1 x 1 kernel lies so already."""
-    return case.weight.bytes if prod(case.weight.shape[2:]) > 1 else 0
+    """torch's own channels-last copy of the weight; kernels of 1 x 1 or of one channel lie so already."""
+    return case.weight.bytes if prod(case.weight.shape[2:]) > 1 and case.weight.shape[1] > 1 else 0
+
+
+def _grouped_weight_bytes(case: _Convolution, *, wide: bool = False) -> int:
+    """The weight in oneDNN's layout beside channels-last activations: each group padded to whole blocks.
+
+    Depthwise weights are not, except in the gradient of wide ones.
+    """
+    if case.groups == 1 or (case.groups == case.x.shape[1] and not wide):
+        return case.weight_bytes
+    out, inner, *kernel = case.weight.shape
+    mine = _rounded(out // case.groups, _BLOCK) * _rounded(inner, _BLOCK)
+    return case.groups * mine * prod(kernel) * case.itemsize
 
 
 def _asks_onednn(case: _Convolution) -> bool:

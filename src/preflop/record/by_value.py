@@ -98,8 +98,16 @@ CHECKED = {
 def _count(recorder: Recorder, mask: torch.Tensor) -> int:
     if type(mask) is not FakeTensor:
         return int(mask.count_nonzero().item())
+    made_by = recorder.maker(mask)
+    if made_by in _EQUALITIES:
+        recorder.assumed("numbers that are not computed are taken as different from what they are compared to.")
+        return mask.numel() if made_by == "aten.ne" else 0
     recorder.assumed("a mask computed from floats selects by values: taken as half of its elements.")
     return mask.numel() // 2
+
+
+_EQUALITIES = ("aten.eq", "aten.ne")
+"""`pixels == 0` finds padding, which a batch need not have; other comparisons halve."""
 
 
 def _masked_select(recorder: Recorder, args: Any) -> torch.Tensor:
