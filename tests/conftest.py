@@ -13,3 +13,6 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 # Pictures are drawn to files, never to a window.
 os.environ.setdefault("MPLBACKEND", "Agg")
+
+# Whether this machine was calibrated is no business of the tests: those that need it say so.
+os.environ.setdefault("PREFLOP_CALIBRATION", os.path.join(os.path.dirname(__file__), "not-calibrated.toml"))

@@ -18,6 +18,7 @@ from preflop.models.catalog import ModelFacts
 from preflop.precision import find_precision
 from preflop.record.subject_tape import record_subject
 from preflop.subject import Subject, resolve
+from preflop.timing.this import THIS, calibration_path, recorded_as, this_device
 from preflop.trainer.config import TrainConfig
 from preflop.trainer.model import make_model, trained_facts
 from preflop.trainer.optimizer import make_optimizer
@@ -80,7 +81,7 @@ def own_account(config: TrainConfig, facts: ModelFacts, ranks: int, device: torc
         PreflopError: the step cannot be recorded.
     """
     priced = find_device(device_name(device))
-    subject = own_subject(config, facts, ranks, "cpu" if priced is None else priced.id)
+    subject = own_subject(config, facts, ranks, "cpu" if priced is None else recorded_as(priced))
     return account_tape(record_subject(subject), priced)
 
 
@@ -95,7 +96,10 @@ def verify_own_step(config: TrainConfig) -> Verification:
 
 
 def device_name(device: torch.device) -> str:
-    """The catalog's name of the device that this run is on; a GPU that is not in it is priced as a CPU."""
+    """The name of the device that this run is on: this machine, where it was calibrated; a GPU that is
+    neither calibrated nor in the catalog is priced as a CPU."""
+    if calibration_path().is_file() and calibrated_type() == device.type:
+        return THIS
     if device.type != "cuda":
         return "cpu"
     name = torch.cuda.get_device_name(device)
@@ -104,6 +108,11 @@ def device_name(device: torch.device) -> str:
     except UnknownDevice:
         return "cpu"
     return str(name)
+
+
+def calibrated_type() -> str:
+    """Which kind of device the calibration of this machine measured: "cpu" or "cuda"."""
+    return "cpu" if recorded_as(this_device()) == "cpu" else "cuda"
 
 
 def room(account: Account, device: torch.device) -> Room:
