@@ -121,3 +121,12 @@ def test_a_prediction_below_its_bound_is_counted() -> None:
     faster = Prediction("1", "S", "step_time", 1.0, 0.5, -0.5, lower_s=0.6)
     assert [s.below_lower for s in summaries([faster])] == [1]
     assert to_dict([faster])["sources"]["S"]["predictions_below_lower_s"] == 1
+
+
+def test_korthikantis_activations() -> None:
+    """530B with selective recomputation and sequence parallelism: 23.076171875 GiB (figure 1), exactly."""
+    fields = {"kind": "activation_memory_reference", "seq": "2048", "micro_batch": "1", "hidden": "20480",
+              "heads": "128", "layers": "105", "tp": "8", "pp": "35", "vpp": "m=3", "mem_gib": "23.076171875",
+              "ckpt": "selective + sequence parallel"}  # fmt: skip
+    (found,) = Predictor().predict(row(Table.MEMORY, source="Korthikanti", **fields))
+    assert found.error == 0

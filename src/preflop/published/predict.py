@@ -13,7 +13,7 @@ from preflop.folding import tape_of
 from preflop.ledgers.memory import memory
 from preflop.ledgers.operators import operator_rows
 from preflop.published.conventions import recomputed_utilization
-from preflop.published.counts import counted
+from preflop.published.counts import counted, korthikanti_activations
 from preflop.published.plans import Plan, plan_of
 from preflop.published.rows import CannotBuild, Row, Table
 from preflop.tape.events import Role, Tape
@@ -76,6 +76,9 @@ class Predictor:
             return
         if row.table in (Table.RATIO, Table.COMPUTE):
             yield self._tried(row, row.table.value, lambda: counted(row))
+            return
+        if row.text("kind") == "activation_memory_reference":
+            yield self._tried(row, MEMORY, lambda: korthikanti_activations(row))
             return
         if row.table is Table.THROUGHPUT and (row.text("mfu_pct") or row.text("tflops_gpu")):
             yield _utilization(row)
