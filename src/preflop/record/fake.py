@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from preflop.errors import BadSubject
 from preflop.ops.workspace_onednn import lstm_reserve_bytes
+from preflop.record.dtypes_agree import check_dtypes
 from preflop.record.layouts import WANTS_DENSE, first_stride
 from preflop.record.storages import dtype_name
 from preflop.tape.events import TensorMeta
@@ -171,6 +172,7 @@ class FakeKernels:
         self, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]
     ) -> tuple[Plan, Any]:
         """Run the call under torch's fake mode once and read off what it returns."""
+        check_dtypes(func, tensors)
         twins: dict[int, torch.Tensor] = {}
 
         def twin(tensor: torch.Tensor) -> torch.Tensor:

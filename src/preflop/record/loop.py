@@ -105,9 +105,10 @@ def call_model(model: nn.Module, batch: Any) -> Any:
 
 
 def default_loss(output: Any) -> torch.Tensor:
-    """`.loss` of the output, the output if it is a scalar, else its mean in fp32."""
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(loss, torch.Tensor):
+    """`.loss` of the output, the output if it is a scalar, the one scalar of a tuple (nanoGPT's
+    `(logits, loss)`), else the mean of its first tensor in fp32."""
+    loss = _given_loss(output)
+    if loss is not None:
         return loss
     tensor = first_tensor(output)
     if tensor is None:
@@ -118,6 +119,26 @@ def default_loss(output: Any) -> torch.Tensor:
     if tensor.numel() == 1 and tensor.ndim == 0:
         return tensor
     return tensor.float().mean()
+
+
+def loss_assumption(output: Any) -> str | None:
+    """What `default_loss` assumes about an output, where it had to choose."""
+    if _given_loss(output) is not None or isinstance(output, torch.Tensor):
+        return None
+    return (
+        f"the model returned {type(output).__name__} without a loss: the mean of its first tensor is taken, "
+        "and what the others would add to backward is not priced; give loss= (--loss FILE:function)"
+    )
+
+
+def _given_loss(output: Any) -> torch.Tensor | None:
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        return loss
+    if not isinstance(output, (tuple, list)):
+        return None
+    scalars = [x for x in output if isinstance(x, torch.Tensor) and x.ndim == 0 and x.requires_grad]
+    return scalars[0] if len(scalars) == 1 else None
 
 
 def first_tensor(output: Any) -> torch.Tensor | None:

@@ -14,7 +14,7 @@ from torch import nn
 from preflop.errors import BadSubject, PreflopError
 from preflop.record import prepare
 from preflop.record.fold import LEAST_SAVED, Fold, cut
-from preflop.record.loop import default_loss, train_step
+from preflop.record.loop import default_loss, loss_assumption, train_step
 from preflop.record.optimizers import build_optimizer
 from preflop.record.recompute import apply_recompute
 from preflop.record.recorder import Recorder
@@ -116,6 +116,12 @@ def _run(
     autocast = None if precision.autocast_dtype is None else getattr(torch, precision.autocast_dtype)
     scaler = torch.amp.GradScaler("cpu") if precision.scaled else None
 
+    def stated_loss(output: Any) -> torch.Tensor:
+        assumed = loss_assumption(output)
+        if assumed is not None:
+            recorder.assumed(assumed)
+        return default_loss(output)
+
     def observe(name: str, microbatch: int) -> None:
         _observe(recorder, model, optimizer, name, microbatch)
 
@@ -125,7 +131,7 @@ def _run(
             train_step(
                 model,
                 batch,
-                subject.loss or default_loss,
+                subject.loss or stated_loss,
                 optimizer,
                 autocast_dtype=autocast,
                 scaler=scaler,
