@@ -85,7 +85,8 @@ class RealSubject:
                 self.subject.loss or default_loss,
                 self.optimizer,
                 autocast_dtype=None if autocast is None else getattr(torch, autocast),
-                scaler=torch.amp.GradScaler("cpu") if precision.scaled else None,
+                # A scale of one cannot overflow: a skipped step would make no optimizer states.
+                scaler=torch.amp.GradScaler("cpu", init_scale=1.0) if precision.scaled else None,
                 microbatches=self.subject.microbatches,
                 keep_output=self.subject.keep_output,
                 observe=observe,

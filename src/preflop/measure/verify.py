@@ -16,6 +16,7 @@ from preflop.accounting import account_tape
 from preflop.errors import BadSubject
 from preflop.measure.memory import MeasuredSteps, build, check_fits, measure_steps
 from preflop.record.subject_tape import record_subject
+from preflop.precision import find_precision
 from preflop.subject import Subject
 from preflop.tape.events import Phase, Signature
 
@@ -177,8 +178,21 @@ def _verification(
         threads=measured.threads,
         torch_version=measured.torch_version,
         peak_op=memory.peak_op,
-        assumptions=tuple(account.tape.assumptions),
+        assumptions=(*account.tape.assumptions, *_limits(account)),
     )
+
+
+HALF_LIMIT = (
+    "16-bit matmuls, convolutions and recurrent layers of a CPU allocate buffers inside that only some rules "
+    "price: in 16-bit precisions a difference of some percent says nothing of a GPU, which has none of them"
+)
+
+
+def _limits(account: Account) -> tuple[str, ...]:
+    """Where a CPU reading is known to say less."""
+    subject = account.tape.subject
+    half = subject is not None and find_precision(subject.precision).compute_dtype in ("bfloat16", "float16")
+    return (HALF_LIMIT,) if half else ()
 
 
 def _phases(timeline: Sequence[TimelinePoint], measured: MeasuredSteps) -> list[Comparison]:
