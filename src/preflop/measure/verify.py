@@ -15,8 +15,8 @@ from preflop.account import Account, TimelinePoint
 from preflop.accounting import account_tape
 from preflop.errors import BadSubject
 from preflop.measure.memory import MeasuredSteps, build, check_fits, measure_steps
-from preflop.record.subject_tape import record_subject
 from preflop.precision import find_precision
+from preflop.record.subject_tape import record_subject
 from preflop.subject import Subject
 from preflop.tape.events import Phase, Signature
 
