@@ -16,3 +16,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 # Whether this machine was calibrated is no business of the tests: those that need it say so.
 os.environ.setdefault("PREFLOP_CALIBRATION", os.path.join(os.path.dirname(__file__), "not-calibrated.toml"))
+
+# Workers of `pytest -n` share the cores; with a pool of threads each they would wait for each other.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
