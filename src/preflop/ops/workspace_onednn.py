@@ -221,7 +221,7 @@ def _gemm_bytes(case: _Convolution) -> int:
     bias in passing. Source: oneDNN, src/cpu/gemm_convolution_utils.cpp, `init_conf`; fits 40 shapes measured
     with one and two threads to the byte.
     """
-    positions = prod(case.y.shape[2:])
+    positions = prod(case.y.shape[2:][-2:])  # of one frame: depth is walked through
     patches = prod(case.weight.shape[1:]) * positions * case.itemsize
     apart = positions // thread_count() < _SHARED_INSIDE_POSITIONS
     threads = min(thread_count(), case.x.shape[0] * case.groups) if apart else 1
