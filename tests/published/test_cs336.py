@@ -2,7 +2,10 @@
 
 Each figure is `torch.cuda.max_memory_allocated` of one stage of a training step, as a student's report
 prints it (GiB to three digits), with AdamW's states resident. Rows M02130-M02145 of the field's reference
-table. Reached: 0.06 % at worst, most to the last printed digit.
+table. Reached: 0.07 % at worst, most to the last printed digit, except the backward of the two short rows:
+0.18 % under. They miss 97.7 MiB, one tensor of the embedding's size. In the step as priced the
+embedding's gradient is made once, in place, as torch's source says; the report does not say what its loop
+held besides (a gradient from the step before, for instance, would be that much).
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from preflop.units import GIB
 
 A800 = (8, 0)
 BATCH, VOCABULARY, WIDTH, LAYERS, HEADS, INNER = 4, 10000, 2560, 32, 32, 10240
+ASKED = 0.003
 TOLERANCE = 0.001
-"""Of each stage's peak. The task asks for 0.003."""
+"""Of each stage's peak; what was asked for is `ASKED`."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,12 @@ class Row:
     """Peak until the loss is known."""
     backward: float | None = None
     optimizer: float | None = None
+    backward_tolerance: float = TOLERANCE
 
 
 ROWS = [
-    Row("M02131", 128, "fp32", loss=43.531, backward=51.023, optimizer=51.416),
-    Row("M02133", 128, "bf16-mixed", loss=47.910, backward=51.014, optimizer=51.406),
+    Row("M02131", 128, "fp32", loss=43.531, backward=51.023, optimizer=51.416, backward_tolerance=ASKED),
+    Row("M02133", 128, "bf16-mixed", loss=47.910, backward=51.014, optimizer=51.406, backward_tolerance=ASKED),
     Row("M02135", 512, "fp32", loss=65.362, backward=65.538, optimizer=51.473),
     Row("M02137", 512, "bf16-mixed", loss=62.427, backward=62.674, optimizer=51.436),
     Row("M02139", 2048, "fp32", 2, backward=69.561),
@@ -66,12 +71,13 @@ def predicted(row: Row) -> DeviceMemory:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
-def test_each_stage_within_a_thousandth_of_published(row: Row) -> None:
-    """Peak of loss, backward and optimizer, each within 0.1 % of the report."""
+def test_each_stage_is_as_published(row: Row) -> None:
+    """Peak of loss, backward and optimizer, each within 0.1 % of the report (two backwards: 0.3 %)."""
     phases = predicted(row).allocated_by_phase
     for phase, measured in (("forward", row.loss), ("backward", row.backward), ("optimizer", row.optimizer)):
         if measured is not None:
-            assert phases[phase] / GIB == pytest.approx(measured, rel=TOLERANCE), phase
+            allowed = row.backward_tolerance if phase == "backward" else TOLERANCE
+            assert phases[phase] / GIB == pytest.approx(measured, rel=allowed), phase
 
 
 FORWARD = [("M02130", 128, "fp32", 18.053), ("M02132", 128, "bf16-mixed", 22.452),
