@@ -313,8 +313,9 @@ def load_function(spec: str, what: str) -> Callable[..., Any]:
         from preflop.errors import nearest
 
         names = [n for n in vars(module) if not n.startswith("_") and callable(getattr(module, n))]
-        near = nearest(name, names) or names[:5]
-        raise BadSubject(f"{place} has no {name!r}.\n  It has: {', '.join(near) or 'no functions'}.")
+        near = nearest(name, names)
+        hint = f"Nearest: {', '.join(near)}. " if near else ""
+        raise BadSubject(f"{place} has no {name!r}.\n  {hint}It has {len(names)} functions and classes.")
     if not callable(found):
         raise BadSubject(f"{spec} is {type(found).__name__}, not a function that makes the {what}.")
     return found  # type: ignore[no-any-return]
@@ -370,6 +371,10 @@ def users_error(doing: str, error: BaseException) -> PreflopError:
         and f"{os.sep}torch{os.sep}" not in frame.filename
     ]
     message = str(error).strip() or type(error).__name__
+    if isinstance(error, SyntaxError):
+        return BadSubject(
+            f"{doing} raised {type(error).__name__}: {error.msg}\n  at {error.filename}:{error.lineno}"
+        )
     text = f"{doing} raised {type(error).__name__}: {message}"
     if frames:
         last = frames[-1]
