@@ -93,6 +93,9 @@ def _record(
         except Exception as error:
             raise users_error("making the optimizer", error) from error
         parameters = _enter_model(recorder, model)
+        wanting = [info for info in parameters if info.trainable]
+        if not wanting and not any(tensor.requires_grad for tensor in prepare.tensors_of(batch)):
+            recorder.assumed("nothing in the model is trainable: the step priced is a forward without backward")
         for tensor in prepare.tensors_of(batch):
             recorder.table.was_there(tensor, Role.INPUT)
         recorder.recording = True
