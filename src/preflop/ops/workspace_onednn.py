@@ -45,6 +45,9 @@ class _Convolution:
     groups: int
     stride: tuple[int, ...]
     transposed: bool
+    padding: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    """Only scratch depends on these two; copies do not."""
 
     @property
     def itemsize(self) -> int:
@@ -95,12 +98,24 @@ class _Convolution:
             return False
         width = self.weight.shape[-1]
         if self.groups == 1:
-            return width > _WIDEST_KERNEL
+            return width > _WIDEST_KERNEL or self.reaches_over_the_image
         if self.groups == self.x.shape[1]:
             pairs = zip(self.x.shape[2:], self.weight.shape[2:])
             return width > _WIDEST_DEPTHWISE_KERNEL or any(image < kernel for image, kernel in pairs)
         half = _BLOCK // 2
         return any(count // self.groups % half for count in (self.x.shape[1], self.y.shape[1]))
+
+    @property
+    def reaches_over_the_image(self) -> bool:
+        """Whether a dilated kernel spans more than the image."""
+        sizes = zip(self.x.shape[2:], self.weight.shape[2:], self.dilation)
+        return any(step > 1 and step * (kernel - 1) + 1 > image for image, kernel, step in sizes)
+
+    @property
+    def forward_by_gemm(self) -> bool:
+        """Whether the padding is wider than the image; then forward is a plain gemm too."""
+        narrow = self.itemsize < DTYPE_BYTES["float32"] or self.transposed or self.groups > 1
+        return not narrow and any(pad > image for pad, image in zip(self.padding, self.x.shape[2:]))
 
     @property
     def computes_channels_last(self) -> bool:
@@ -134,12 +149,17 @@ def convolution(sig: Signature) -> int:
         groups=argument(sig, 8, "groups"),
         stride=argument(sig, 3, "stride"),
         transposed=bool(argument(sig, 6, "transposed")),
+        padding=argument(sig, 4, "padding"),
+        dilation=argument(sig, 5, "dilation"),
     )
     if not _asks_onednn(case):
         return 0
     if case.channels_last:
         scratch = thread_count() * _PAGE_BYTES + _FORWARD_REST_BYTES if case.groups == 1 else 0
         return _grouped_weight_bytes(case) + _channels_last_weight_bytes(case) + scratch
+    if case.forward_by_gemm:
+        patches = prod(weight.shape[1:]) * prod(y.shape[2:][-2:]) * case.itemsize
+        return min(thread_count(), x.shape[0]) * patches + contiguous_copy_bytes(x)
     blocked = case.blocked_bytes(y)
     running = case.x_bytes + case.weight_bytes + blocked + _subsample_bytes(case)
     leaving = _to_dense(y.bytes, channels_last=True) if case.computes_channels_last else blocked + y.bytes
@@ -171,6 +191,8 @@ def convolution_backward(sig: Signature) -> int:
         groups=argument(sig, 9, "groups"),
         stride=argument(sig, 4, "stride"),
         transposed=bool(argument(sig, 7, "transposed")),
+        padding=argument(sig, 5, "padding"),
+        dilation=argument(sig, 6, "dilation"),
     )
     if not _asks_onednn(case):
         return 0
