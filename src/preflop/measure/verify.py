@@ -236,12 +236,25 @@ def counted_flops(subject: Subject) -> int:
 def oracle_wrong(tape: Tape) -> list[str]:
     """Operators of the steady step that FlopCounterMode counts wrongly, in words."""
     found: Counter[str] = Counter()
+    frozen = any(not info.trainable for info in tape.parameters)
     for call in tape.steady():
         signature = tape.signatures[call.signature]
         reason = _why_wrong(signature)
+        if frozen and signature.op in _ALL_THREE_GRADIENTS:
+            reason = (
+                f"{signature.op}: makes the gradients of query, key and value alike; the written-out form "
+                "that is counted skips those that only frozen weights lead to"
+            )
         if reason is not None:
             found[reason] += 1
     return [f"{reason} ({calls} calls)" for reason, calls in found.most_common()]
+
+
+_ALL_THREE_GRADIENTS = {
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward",
+    "aten._scaled_dot_product_flash_attention_backward",
+    "aten._scaled_dot_product_efficient_attention_backward",
+}
 
 
 def _why_wrong(signature: Signature) -> str | None:
