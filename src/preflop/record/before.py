@@ -55,7 +55,7 @@ class Before:
             with torch.no_grad():
                 tensor.copy_(saved)
         for tensor, version in self._versions.values():
-            torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+            _set_version(tensor, version)
         for leaf, grad in self._grads.values():
             leaf.grad = grad
         for optimizer, states, groups in self._optimizers.values():
@@ -68,3 +68,12 @@ class Before:
         self._versions.clear()
         self._grads.clear()
         self._optimizers.clear()
+
+
+def _set_version(tensor: torch.Tensor, version: int) -> None:
+    """Set a tensor's version counter; torch 2.6 takes one tensor, later ones a tuple of them."""
+    set_counter = torch._C._autograd._unsafe_set_version_counter
+    try:
+        set_counter((tensor,), (version,))
+    except TypeError:
+        set_counter(tensor, version)
