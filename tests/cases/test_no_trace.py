@@ -14,12 +14,13 @@ import pytest
 import torch
 import torch.nn.modules.module as torch_module
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import preflop
-import preflop.record.recorder  # what torch imports for it sets warning filters of its own
 from preflop.errors import BadSubject
+
+FakeTensorMode()  # what torch imports for the first one sets warning filters of its own
 
 GLOBAL_HOOKS = (
     "_global_forward_pre_hooks",
