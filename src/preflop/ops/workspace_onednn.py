@@ -272,7 +272,10 @@ def _channels_last_backward(
 
 
 def _channels_last_weight_bytes(case: _Convolution) -> int:
-    """torch's own channels-last copy of the weight; kernels of 1 x 1 or of one channel lie so already."""
+    """torch's own channels-last copy of the weight; kernels of 1 x 1 or of one channel lie so already, and
+    so do those of a model that was brought to channels last itself."""
+    if case.weight.stride[1] == 1:
+        return 0
     return case.weight.bytes if prod(case.weight.shape[2:]) > 1 and case.weight.shape[1] > 1 else 0
 
 
