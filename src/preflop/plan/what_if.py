@@ -285,7 +285,11 @@ def _make_it_faster(run: Row, given: Outcome, rows: Sequence[Row]) -> str:
     here = [
         row
         for row in rows
-        if row.outcome is not None and row.outcome.fits is not False and row.outcome.per_unit_s is not None
+        if row.outcome is not None
+        and row.outcome.fits is not False
+        and row.outcome.per_unit_s is not None
+        # A bound by bytes alone (no peak for the dtype) is no time to compare an expected one with.
+        and (row.outcome.expected_s is None) == (given.expected_s is None)
     ]
     tried = [row for row in here if row.knob != "device" and row.keeps <= Keeps.WEIGHTS]
     best = min(tried, key=_time, default=None)
