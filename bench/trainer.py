@@ -26,7 +26,7 @@ from torch.nn import functional
 
 import preflop
 from preflop.models.build import build
-from preflop.models.catalog import Activation, ModelFacts, find
+from preflop.models.catalog import Activation, find
 from preflop.models.initialise import initialise
 from preflop.trainer.batches import Plan, Windows, training_steps
 from preflop.trainer.checkpoint import Checkpoints, Snapshot
@@ -43,13 +43,9 @@ BATCH, SEQUENCE = 12, 64
 ROUNDS, STEPS_PER_ROUND = 15, 8
 
 
-def facts(activation: Activation) -> ModelFacts:
-    """nanoGPT's CPU model over bytes. Its own activation is the exact GELU, one call."""
-    return dataclasses.replace(find("gpt2-nano"), max_positions=SEQUENCE, activation=activation)
-
-
-def model(activation: Activation) -> nn.Module:
-    made = build(facts(activation))
+def model() -> nn.Module:
+    """nanoGPT's CPU model over bytes, with its exact GELU."""
+    made = build(dataclasses.replace(find("gpt2-nano"), max_positions=SEQUENCE, activation=Activation.GELU))
     initialise(made, 0)
     return made
 
@@ -57,7 +53,7 @@ def model(activation: Activation) -> nn.Module:
 def ours(data: Data) -> Iterator[float]:
     """This trainer's step, data and meter included; yields losses."""
     config = TrainConfig(data="d", out="o", steps=1000, batch=BATCH, seq=SEQUENCE, learning_rate=1e-3)
-    module = TokenLoss(model(Activation.GELU_TANH))
+    module = TokenLoss(model())
     optimizer = make_optimizer(module.parameters(), config)
     run = Training(
         module, optimizer, Scheduler(optimizer, WarmupCosine(1e-3, 0.1, 10, 1000)),
@@ -79,7 +75,7 @@ def nanogpt(data: Data) -> Iterator[float]:
 
     Source: github.com/karpathy/nanoGPT; fused AdamW is taken there on CUDA only, so not here.
     """
-    module = model(Activation.GELU)
+    module = model()
     parameters = list(module.parameters())
     optimizer = torch.optim.AdamW(
         [
@@ -114,7 +110,11 @@ def nanogpt(data: Data) -> Iterator[float]:
 
 
 def rounds(loops: dict[str, Iterator[float]]) -> dict[str, dict[str, float]]:
-    """CPU and clock seconds per step of each loop: medians over rounds in which they take turns."""
+    """CPU and clock seconds per step of each loop: medians over rounds in which they take turns.
+
+    And the mean loss of the last half of the steps, which are as many for each.
+    """
+    losses: dict[str, list[float]] = {name: [] for name in loops}
     cpu: dict[str, list[float]] = {name: [] for name in loops}
     clock: dict[str, list[float]] = {name: [] for name in loops}
     for loop in loops.values():
@@ -123,12 +123,15 @@ def rounds(loops: dict[str, Iterator[float]]) -> dict[str, dict[str, float]]:
     for _ in range(ROUNDS):
         for name, loop in loops.items():
             begun, wall = time.process_time(), time.perf_counter()
-            for _ in range(STEPS_PER_ROUND):
-                next(loop)
+            losses[name] += [next(loop) for _ in range(STEPS_PER_ROUND)]
             cpu[name].append((time.process_time() - begun) / STEPS_PER_ROUND)
             clock[name].append((time.perf_counter() - wall) / STEPS_PER_ROUND)
     return {
-        name: {"cpu_s": statistics.median(cpu[name]), "clock_s": statistics.median(clock[name])}
+        name: {
+            "cpu_s": statistics.median(cpu[name]),
+            "clock_s": statistics.median(clock[name]),
+            "loss": statistics.mean(losses[name][len(losses[name]) // 2 :]),
+        }
         for name in loops
     }
 
@@ -140,7 +143,7 @@ def huggingface(data: Data, steps: int) -> tuple[float, float]:
     class Wrapped(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = model(Activation.GELU_TANH)
+            self.inner = model()
 
         def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
             logits = self.inner(input_ids).logits
