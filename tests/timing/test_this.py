@@ -69,6 +69,36 @@ def test_an_operator_measured_alone_has_its_own_rate(calibrated: Path) -> None:
     assert other.moving_share(1e6) / own.moving_share(1e6) == pytest.approx(12, rel=0.01)
 
 
+def test_a_matmul_is_timed_by_flops_and_by_bytes(calibrated: Path) -> None:
+    """A measured call gives its own time, by number and by array; its bytes are in it. One that moves more for
+    the same FLOPs leans to the measured call of few FLOPs per byte."""
+    import numpy as np
+
+    from preflop.timing.rates import kernel_rate
+
+    rate = kernel_rate(this_device(), Family.MATMUL, "float32", "aten.mm")
+    assert rate is not None
+    assert rate.compute_share(1e9, 1e7) == pytest.approx(1.0)
+    assert rate.compute_share(1e6, 1e5) == pytest.approx(1e6 / 1e-4 / 1e11)
+    assert rate.moving_share(1e5) == float("inf")
+    flops, moved = np.array([1e9, 3e7]), np.array([1e7, 1e6])
+    assert list(rate.compute_shares(flops, moved)) == pytest.approx(
+        [rate.compute_share(f, m) for f, m in zip(flops, moved)]
+    )
+    assert rate.compute_share(1e9, 1e9) < rate.compute_share(1e9, 1e7)
+
+
+def test_operands_take_turns() -> None:
+    """Each call takes the next set: a tensor just touched would be in the nearest cache."""
+    from preflop.measure.calibrate import _in_turn
+
+    seen: list[int] = []
+    call = _in_turn([lambda: seen.append(0), lambda: seen.append(1)])
+    for _ in range(3):
+        call()
+    assert seen == [0, 1, 0]
+
+
 def test_not_calibrated_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a file the message names the command."""
     monkeypatch.setenv("PREFLOP_CALIBRATION", str(tmp_path / "none.toml"))

@@ -11,7 +11,7 @@ import itertools
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from statistics import median
@@ -22,7 +22,7 @@ import torch
 from preflop.ledgers.operators import operator_rows
 from preflop.measure.clock import now
 from preflop.record.call_tape import record_call
-from preflop.timing.kernels import BACKWARD_PRODUCTS, Family, family, size_of
+from preflop.timing.kernels import Family, family, size_of
 from preflop.timing.this import SCHEMA
 
 aten = torch.ops.aten
@@ -85,7 +85,10 @@ class Calibration:
 
 
 def calibrate(
-    device: str | None = None, *, budget_s: float = BUDGET_S, progress: Callable[[str], None] = lambda words: None
+    device: str | None = None,
+    *,
+    budget_s: float = BUDGET_S,
+    progress: Callable[[str], None] = lambda words: None,
 ) -> Calibration:
     """Measure this machine.
 
@@ -167,7 +170,11 @@ def _in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
     """A call that takes the next set of operands each time: in a step they were last touched long before,
     and are not in the nearest cache."""
     turn = itertools.cycle(calls)
-    return next(turn)
+
+    def call() -> Any:
+        return next(turn)()
+
+    return call
 
 
 def _call_s(where: torch.device) -> float:
@@ -188,7 +195,9 @@ def _launch_s(where: torch.device) -> float:
 
     Modules, autograd and views included, which a bare call is not.
     """
-    layers = [torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 8), torch.nn.GELU()) for _ in range(16)]
+    layers = [
+        torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 8), torch.nn.GELU()) for _ in range(16)
+    ]
     model = torch.nn.Sequential(*layers).to(where)
     x = torch.zeros(2, 8, device=where)
 
@@ -197,7 +206,9 @@ def _launch_s(where: torch.device) -> float:
             model(x).sum().backward()
         model.zero_grad(set_to_none=True)
 
-    kernels = sum(row.calls for row in operator_rows(record_call(step, (), {})) if row.read_bytes + row.write_bytes)
+    kernels = sum(
+        row.calls for row in operator_rows(record_call(step, (), {})) if row.read_bytes + row.write_bytes
+    )
     return seconds_of(step, where, 0.5) / kernels
 
 
@@ -239,10 +250,18 @@ def _tensor(where: torch.device, *shape: int, dtype: str = "float32") -> torch.T
     return torch.rand(*shape, device=where).to(getattr(torch, dtype)).add_(0.5)
 
 
+# Rows, inputs and outputs of linear layers, narrow and wide, over few and many tokens: a call's rate depends on
+# its FLOPs per byte as much as on its FLOPs.
+_LINEAR = (
+    (256, 64, 64), (256, 128, 512), (1024, 128, 128), (1024, 128, 512), (1024, 256, 1024), (64, 768, 768),
+    (128, 768, 3072), (512, 768, 768), (2048, 768, 768), (2048, 768, 3072), (128, 768, 16384), (512, 128, 8192),
+)  # fmt: skip
+
+
 def _matmuls(where: torch.device, dtype: str) -> Iterator[Case]:
     largest = 8192 if where.type == "cuda" else 1024
     shapes = [(n, n, n) for n in (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192) if n <= largest]
-    shapes += [(m, k, n) for m, k, n in ((256, 128, 512), (1024, 256, 1024), (2048, 768, 768)) if m <= 2 * largest]
+    shapes += [(m, k, n) for m, k, n in _LINEAR if m <= 2 * largest]
     for m, k, n in shapes:
         for layout in ("NT", "NN", "TN"):
             yield Case("aten.mm", dtype, _mm(where, dtype, (m, k, n), layout))
@@ -264,7 +283,9 @@ def _mm(
     return make
 
 
-def _bmm(where: torch.device, dtype: str, batch: int, length: int, width: int) -> Callable[[], Callable[[], Any]]:
+def _bmm(
+    where: torch.device, dtype: str, batch: int, length: int, width: int
+) -> Callable[[], Callable[[], Any]]:
     def make() -> Callable[[], Any]:
         a = _tensor(where, batch, length, width, dtype=dtype)
         b = _tensor(where, batch, width, length, dtype=dtype)
@@ -275,10 +296,13 @@ def _bmm(where: torch.device, dtype: str, batch: int, length: int, width: int) -
 
 def _convolutions(where: torch.device) -> Iterator[Case]:
     for batch, channels, side, kernel in (
-        (2, 16, 16, 3), (4, 32, 16, 3), (4, 64, 28, 3), (8, 64, 56, 1), (8, 64, 56, 3), (8, 256, 14, 3),
+        (2, 16, 16, 3), (8, 16, 32, 3), (4, 32, 16, 3), (8, 32, 32, 3), (4, 64, 28, 3), (8, 64, 56, 1),
+        (8, 64, 56, 3), (8, 128, 28, 3), (8, 256, 14, 3), (8, 256, 14, 1),
     ):  # fmt: skip
         yield Case("aten.convolution", "float32", _convolution(where, batch, channels, side, kernel, False))
-        yield Case("aten.convolution_backward", "float32", _convolution(where, batch, channels, side, kernel, True))
+        yield Case(
+            "aten.convolution_backward", "float32", _convolution(where, batch, channels, side, kernel, True)
+        )
 
 
 def _convolution(
@@ -299,7 +323,9 @@ def _convolution(
 def _recurrent(where: torch.device) -> Iterator[Case]:
     if where.type != "cpu":
         return  # cuDNN runs a whole stack as one call, whose figures the recording assumes
-    for length, batch, width in ((16, 4, 32), (32, 8, 64), (64, 16, 128), (64, 32, 256)):
+    for length, batch, width in (
+        (16, 4, 32), (32, 8, 64), (64, 16, 64), (64, 16, 128), (32, 8, 256), (64, 32, 256), (64, 16, 512),
+    ):  # fmt: skip
         yield Case("aten.mkldnn_rnn_layer", "float32", _lstm(length, batch, width, False))
         yield Case("aten.mkldnn_rnn_layer_backward", "float32", _lstm(length, batch, width, True), only=False)
 
@@ -424,7 +450,9 @@ def _row_calls(where: torch.device, rows: int, width: int) -> dict[str, Callable
         "_softmax": given(lambda x: aten._softmax(x, -1, False)),
         "_log_softmax": given(lambda x: aten._log_softmax(x, -1, False)),
         "_softmax_backward_data": given(lambda x: aten._softmax_backward_data(x, x, -1, torch.float32)),
-        "_log_softmax_backward_data": given(lambda x: aten._log_softmax_backward_data(x, x, -1, torch.float32)),
+        "_log_softmax_backward_data": given(
+            lambda x: aten._log_softmax_backward_data(x, x, -1, torch.float32)
+        ),
         "native_layer_norm": given(lambda x: aten.native_layer_norm(x, [width], weight, weight, 1e-5)),
         "native_layer_norm_backward": norm_backward,
         "sum": given(lambda x: torch.sum(x, 0, keepdim=True)),
@@ -513,36 +541,51 @@ def calibration_text(found: Calibration) -> str:
 
 
 def _curves(found: Calibration, peaks: dict[str, float], bandwidth: float) -> Iterator[str]:
-    yield "# [size, share of the best]; sizes as in timing/curves.toml."
+    moving = [reading for reading in found.readings if not _computes(reading)]
+    yield "# [bytes, share of the best]; sizes as in timing/curves.toml."
     yield "[curves]"
     yield 'source = "preflop calibrate"'
-    grouped: dict[str, list[Reading]] = {}
-    for reading in found.readings:
-        if reading.kind in _BY_FLOPS:
-            grouped.setdefault(f"{reading.kind.value}_{reading.dtype}", []).append(reading)
-        elif not reading.kind.attends:
-            grouped.setdefault(reading.kind.value, []).append(reading)
-    for name, readings in grouped.items():
-        yield _points(name, readings, peaks, bandwidth)
+    for name, readings in _grouped(moving, lambda reading: reading.kind.value):
+        yield _curve(name, readings, bandwidth)
     yield ""
     yield "[curves.ops]"
-    by_op: dict[str, list[Reading]] = {}
-    for reading in found.readings:
-        name = f'"{reading.op} {reading.dtype}"' if _computes(reading) else f'"{reading.op}"'
-        by_op.setdefault(name, []).append(reading)
-    for name, readings in by_op.items():
-        yield _points(name, readings, peaks, bandwidth)
+    for name, readings in _grouped(moving, lambda reading: f'"{reading.op}"'):
+        yield _curve(name, readings, bandwidth)
+    computing = [reading for reading in found.readings if _computes(reading)]
+    yield ""
+    yield "# [FLOPs, bytes, share of the best] of single calls."
+    yield "[curves.surfaces]"
+    for name, readings in _grouped(computing, lambda reading: f'"{reading.kind.value} {reading.dtype}"'):
+        yield _surface(name, readings, peaks)
+    for name, readings in _grouped(computing, lambda reading: f'"{reading.op} {reading.dtype}"'):
+        yield _surface(name, readings, peaks)
 
 
-def _points(name: str, readings: Sequence[Reading], peaks: dict[str, float], bandwidth: float) -> str:
+def _grouped(
+    readings: Iterable[Reading], key: Callable[[Reading], str]
+) -> Iterator[tuple[str, list[Reading]]]:
+    found: dict[str, list[Reading]] = {}
+    for reading in readings:
+        found.setdefault(key(reading), []).append(reading)
+    yield from found.items()
+
+
+def _curve(name: str, readings: Sequence[Reading], bandwidth: float) -> str:
     points: dict[float, list[float]] = {}
-    for r in readings:
-        size = float(f"{size_of(r.kind, r.flops, r.moved):.3g}")
-        if _computes(r):
-            products = BACKWARD_PRODUCTS if r.kind.attends and "backward" in r.kind.value else 1.0
-            share = r.flops / r.seconds / peaks[r.dtype] * products
-        else:
-            share = r.moved / r.seconds / bandwidth
-        points.setdefault(size, []).append(share)
+    for reading in readings:
+        size = float(f"{size_of(reading.kind, reading.flops, reading.moved):.3g}")
+        points.setdefault(size, []).append(reading.moved / reading.seconds / bandwidth)
     shown = ", ".join(f"[{size:.4g}, {median(shares):.4g}]" for size, shares in sorted(points.items()))
+    return f"{name} = [{shown}]"
+
+
+def _surface(name: str, readings: Sequence[Reading], peaks: dict[str, float]) -> str:
+    points: dict[tuple[int, int], list[float]] = {}
+    for reading in readings:
+        share = reading.flops / reading.seconds / peaks[reading.dtype]
+        points.setdefault((reading.flops, reading.moved), []).append(share)
+    shown = ", ".join(
+        f"[{flops:.4g}, {moved:.4g}, {median(shares):.4g}]"
+        for (flops, moved), shares in sorted(points.items())
+    )
     return f"{name} = [{shown}]"

@@ -19,6 +19,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from preflop.hardware.device import Device
+from preflop.timing.surface import Surface, surface_from
 
 if sys.version_info >= (3, 11) or TYPE_CHECKING:
     import tomllib
@@ -52,6 +53,7 @@ class Family(str, Enum):
         return "forward" in self.value or "backward" in self.value
 
 
+CALIBRATED = "single operators as `preflop calibrate` measured them here, by size"
 _BATCHED = ("aten.bmm", "aten.baddbmm", "aten._grouped_mm")
 _COMPUTE = (Family.MATMUL, Family.BATCHED, Family.CONVOLUTION, Family.RECURRENT)
 _NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "cudnn_batch_norm")
@@ -145,6 +147,13 @@ def curve_from(points: Sequence[Sequence[float]], basis: str) -> Curve:
     return Curve(tuple(float(x) for x, _ in points), tuple(float(y) for _, y in points), basis)
 
 
+def device_surface(device: Device, kind: Family, dtype: str, op: str) -> Surface | None:
+    """What `preflop calibrate` measured of an operator that computes, else of its family; None elsewhere."""
+    surfaces = _own(device).get("surfaces", {})
+    points = surfaces.get(f"{op} {dtype}") or surfaces.get(f"{kind.value} {dtype}")
+    return surface_from(points, CALIBRATED) if points else None
+
+
 def device_curve(device: Device, kind: Family, dtype: str, op: str = "") -> Curve | None:
     """The measured curve of a family of kernels on a device; None where nobody measured one.
 
@@ -155,9 +164,9 @@ def device_curve(device: Device, kind: Family, dtype: str, op: str = "") -> Curv
     """
     own = _own(device)
     if op and "ops" in own:
-        points = own["ops"].get(f"{op} {dtype}") or own["ops"].get(op)
+        points = own["ops"].get(op)
         if points:
-            return curve_from(points, "single operators as `preflop calibrate` measured them here, by size")
+            return curve_from(points, CALIBRATED)
     name = f"{kind.value}_{dtype}" if kind in _COMPUTE else kind.value
     if name in own:
         source = own.get("source", "")

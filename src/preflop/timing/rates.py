@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,9 +14,11 @@ from preflop.timing.kernels import (
     Curve,
     Family,
     device_curve,
+    device_surface,
     relative_to_elementwise,
     size_of,
 )
+from preflop.timing.surface import Surface
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,8 +31,9 @@ class KernelRate:
     """Shares of the dense peak and of the bandwidth as sold, as functions of one call's size."""
 
     kind: Family
-    compute: Curve | None
-    """None: the kernel's arithmetic is not what is measured (element-wise); the share is 1."""
+    compute: Curve | Surface | None
+    """None: the kernel's arithmetic is not what is measured (element-wise); the share is 1. A surface is of whole
+    calls, what they move included."""
     moving: Curve
     relative: float = 1.0
     """What `moving` is multiplied by: of softmax and norms measured on other devices."""
@@ -47,10 +51,14 @@ class KernelRate:
         """Share of the dense peak, for FLOPs counted as the model needs them."""
         if self.compute is None:
             return 1.0
+        if isinstance(self.compute, Surface):
+            return self.compute.at(flops, moved)
         return self.compute.at(size_of(self.kind, flops, moved)) / self._products
 
     def moving_share(self, moved: float) -> float:
-        """Share of the bandwidth as sold."""
+        """Share of the bandwidth as sold; without bound where `compute` has the bytes' time in it."""
+        if isinstance(self.compute, Surface):
+            return math.inf
         return self.moving.at(moved) * self.relative
 
     def compute_shares(self, flops: np.ndarray, moved: np.ndarray) -> np.ndarray:
@@ -59,6 +67,8 @@ class KernelRate:
 
         if self.compute is None:
             return np.ones_like(flops)
+        if isinstance(self.compute, Surface):
+            return self.compute.at_each(flops, moved)
         if self.kind is Family.BATCHED or self.kind.attends:
             per_byte = np.divide(flops, moved, out=np.zeros_like(flops), where=moved > 0)
             sizes = per_byte * (2.0 if self.kind.attends else 1.0)
@@ -68,6 +78,10 @@ class KernelRate:
 
     def moving_shares(self, moved: np.ndarray) -> np.ndarray:
         """`moving_share` of many calls."""
+        if isinstance(self.compute, Surface):
+            import numpy as np
+
+            return np.full_like(moved, math.inf)
         return self.moving.at_each(moved) * self.relative
 
     @property
@@ -94,6 +108,9 @@ def kernel_rate(device: Device, kind: Family, dtype: str, op: str = "") -> Kerne
         return None
     if kind not in _COMPUTES and not kind.attends:
         return KernelRate(kind, None, moving, relative, said)
+    surface = device_surface(device, kind, dtype, op)
+    if surface is not None:
+        return KernelRate(kind, surface, moving, 1.0, said)
     curve = device_curve(device, kind, dtype, op)
     if curve is None and kind is not Family.MATMUL:
         curve = device_curve(device, Family.MATMUL, dtype) if kind is not Family.BATCHED else None

@@ -21,7 +21,7 @@ else:
     import tomli as tomllib
 
 THIS = "this"
-SCHEMA = "preflop.calibration/1"
+SCHEMA = "preflop.calibration/2"
 _HOW = "Run `preflop calibrate` first."
 
 
