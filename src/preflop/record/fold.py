@@ -151,25 +151,29 @@ def _tensors(module: nn.Module, shared: set[int]) -> Iterator[Any]:
 _HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
 )
+_NOT_COMPARED = frozenset({"_parameters", "_buffers", "_modules", "training", *_HOOKS})
 # Attributes that only say which block it is.
 _INDEX_NAMES = {"layer_idx", "layer_id", "layer_index", "idx", "index", "block_idx", "layer_number",
                 "layer_num", "block_id", "depth_index", "i"}
 
 
 def _attributes(module: nn.Module) -> Iterator[Any]:
-    for table in _HOOKS:
-        if getattr(module, table, None):
-            raise Refused("blocks carry hooks")
-    for name, value in vars(module).items():
-        if name in ("_parameters", "_buffers", "_modules", "training") or name in _HOOKS:
+    own = vars(module)
+    if any(own.get(table) for table in _HOOKS):
+        raise Refused("blocks carry hooks")
+    for name, value in own.items():
+        if name in _NOT_COMPARED:
             continue
         if name in _INDEX_NAMES and isinstance(value, int):
             continue
         yield name, _comparable(value)
 
 
+_PLAIN = frozenset({type(None), bool, int, float, str, complex, torch.dtype})
+
+
 def _comparable(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str, complex, enum.Enum, torch.dtype)):
+    if type(value) in _PLAIN or isinstance(value, (bool, int, float, str, complex, enum.Enum, torch.dtype)):
         return value
     if isinstance(value, (list, tuple)):
         return tuple(_comparable(item) for item in value)

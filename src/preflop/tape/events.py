@@ -101,9 +101,10 @@ class Signature:
     summed over batch (not over heads) as broadcast to the call. None: not known, or no mask."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
-    """One operator call."""
+    """One operator call. Not changed once it is written; not frozen, because a frozen one takes six times as
+    long to make and a tape has a hundred thousand."""
 
     signature: int
     """Index into `Tape.signatures`."""

@@ -353,11 +353,9 @@ class _Writer:
         self.copy_count = len(locals_)
         originals = [self.tape.storages[plan.tables[_TEMPLATE][local]] for local in locals_]
         for copy in range(1, self.extra + 1):
-            for storage in originals:
-                name = storage.name
-                if name:
-                    name = self._renamed(name, _TEMPLATE + copy)
-                self.storages.append(_twin(storage, name))
+            self.storages += [
+                _twin(one, self._renamed(one.name, _TEMPLATE + copy) if one.name else "") for one in originals
+            ]
 
     def _renamed(self, name: str, instance: int) -> str:
         place = self.plan.stack.locate(name)
@@ -420,20 +418,27 @@ class _Writer:
         copy's offset, so the events are compiled once."""
         shift = (copy - 1) * self.copy_count
         tick, storages, calls, born = self.tick, self.storages, self.calls, self._born
+        modules: dict[int, int] = {}
         for kind, where, moves, call in self._compiled(segment):
             tick += 1
             if kind == CALL:
-                ids = tuple([w + shift if m else w for w, m in zip(where, moves)])
-                number = len(calls)
+                if moves is None:
+                    ids = tuple([w + shift for w in where])
+                else:
+                    ids = tuple([w + shift if m else w for w, m in zip(where, moves)])
+                module = modules.get(call.module)
+                if module is None:
+                    module = modules[call.module] = self._module(call.module, _TEMPLATE, copy)
                 calls.append(
                     Call(
-                        call.signature, ids, tick, call.phase, call.step, call.microbatch,
-                        self._module(call.module, _TEMPLATE, copy), call.source,
+                        call.signature, ids, tick, call.phase, call.step, call.microbatch, module, call.source
                     )
                 )
-                for storage in born:
-                    storage.call = number
-                born.clear()
+                if born:
+                    number = len(calls) - 1
+                    for storage in born:
+                        storage.call = number
+                    born.clear()
             else:
                 storage = storages[where + shift if moves else where]
                 if kind == BIRTH:
@@ -444,7 +449,7 @@ class _Writer:
         self.tick = tick
 
     def _compiled(self, segment: Segment) -> list[tuple[int, Any, Any, Any]]:
-        """(kind, base storage ids, whether each moves with the copy, the call) for each event."""
+        """(kind, base storage ids, whether each moves with the copy (None: all do), the call) per event."""
         cache: dict[int, list[tuple[int, Any, Any, Any]]] = self.__dict__.setdefault("_programs", {})
         program = cache.get(id(segment))
         if program is None:
@@ -457,7 +462,8 @@ class _Writer:
             return (kind, *self._base(index), None)
         call = self.tape.calls[index]
         pairs = [self._base(storage) for storage in call.storages]
-        return CALL, [where for where, _ in pairs], [moves for _, moves in pairs], call
+        moves = None if all(moves for _, moves in pairs) else [moves for _, moves in pairs]
+        return CALL, [where for where, _ in pairs], moves, call
 
     def _base(self, storage: int) -> tuple[int, bool]:
         owner = self.plan.owner[storage]
