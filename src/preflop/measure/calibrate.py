@@ -58,6 +58,7 @@ class Reading:
     kind: Family
     dtype: str
     flops: int
+    """Of one call; only attended pairs of attention, as times are predicted."""
     moved: int
     seconds: float
     """Of one call, without the time of calling."""
@@ -222,7 +223,7 @@ def _read(case: Case, where: torch.device, launch_s: float, budget_s: float) -> 
         seconds = seconds_of(_in_turn(copies), where, budget_s)
     except (RuntimeError, NotImplementedError):
         return None
-    flops = sum(row.flops for row in rows)
+    flops = sum(row.flops if row.attended_flops is None else row.attended_flops for row in rows)
     moved = sum(row.read_bytes + row.write_bytes for row in rows)
     if not rows or not moved:
         return None
@@ -362,7 +363,9 @@ def _attention(where: torch.device) -> Iterator[Case]:
     if where.type != "cpu":
         return  # fused CUDA attention: the published curves stand
     name = "aten._scaled_dot_product_flash_attention_for_cpu"
-    for batch, heads, length, width in ((2, 4, 64, 32), (4, 8, 128, 64), (4, 8, 256, 64), (2, 8, 1024, 64)):
+    for batch, heads, length, width in (
+        (4, 4, 32, 32), (16, 4, 64, 32), (8, 4, 128, 32), (4, 8, 128, 64), (4, 8, 256, 64), (2, 8, 1024, 64),
+    ):  # fmt: skip
         yield Case(name, "float32", _sdpa(batch, heads, length, width, False))
         yield Case(f"{name}_backward", "float32", _sdpa(batch, heads, length, width, True), only=False)
 
@@ -398,14 +401,23 @@ def _pointwise(where: torch.device) -> Iterator[Case]:
     }  # fmt: skip
     one: dict[str, Callable[..., Any]] = {
         "gelu": aten.gelu, "tanh": torch.tanh, "relu": torch.relu, "silu": aten.silu, "sigmoid": torch.sigmoid,
-        "exp": torch.exp, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "pow": lambda a: torch.pow(a, 2.0),
+        "exp": torch.exp, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
         "bernoulli_": lambda a: a.bernoulli_(0.9), "clone": torch.clone, "fill_": lambda a: a.fill_(1.0),
         "zeros_like": torch.zeros_like, "native_dropout": lambda a: aten.native_dropout(a, 0.1, True),
     }  # fmt: skip
-    for table, operands in ((two, 2), (one, 1)):
-        for name, call in table.items():
-            for size in _SIZES:
-                yield Case(f"aten.{name}", "float32", _of_size(where, call, size, operands))
+    # Operators that compute one of several things; the tape's rows do not say which, so a size's time is their median.
+    variants: list[tuple[str, Callable[..., Any], int]] = [
+        ("gelu", lambda a: aten.gelu(a, approximate="tanh"), 1),
+        ("gelu_backward", lambda a, b: aten.gelu_backward(a, b, approximate="tanh"), 2),
+        ("pow", lambda a: torch.pow(a, 2.0), 1), ("pow", lambda a: torch.pow(a, 3.0), 1),
+    ]  # fmt: skip
+    every = [
+        *((name, call, 2) for name, call in two.items()),
+        *((name, call, 1) for name, call in one.items()),
+    ]
+    for name, call, operands in (*every, *variants):
+        for size in _SIZES:
+            yield Case(f"aten.{name}", "float32", _of_size(where, call, size, operands))
 
 
 def _of_size(
@@ -574,18 +586,18 @@ def _curve(name: str, readings: Sequence[Reading], bandwidth: float) -> str:
     points: dict[float, list[float]] = {}
     for reading in readings:
         size = float(f"{size_of(reading.kind, reading.flops, reading.moved):.3g}")
-        points.setdefault(size, []).append(reading.moved / reading.seconds / bandwidth)
-    shown = ", ".join(f"[{size:.4g}, {median(shares):.4g}]" for size, shares in sorted(points.items()))
+        points.setdefault(size, []).append(reading.seconds * bandwidth / reading.moved)
+    shown = ", ".join(f"[{size:.4g}, {1 / median(taken):.4g}]" for size, taken in sorted(points.items()))
     return f"{name} = [{shown}]"
 
 
 def _surface(name: str, readings: Sequence[Reading], peaks: dict[str, float]) -> str:
     points: dict[tuple[int, int], list[float]] = {}
     for reading in readings:
-        share = reading.flops / reading.seconds / peaks[reading.dtype]
-        points.setdefault((reading.flops, reading.moved), []).append(share)
+        times_the_least = reading.seconds * peaks[reading.dtype] / reading.flops
+        points.setdefault((reading.flops, reading.moved), []).append(times_the_least)
     shown = ", ".join(
-        f"[{flops:.4g}, {moved:.4g}, {median(shares):.4g}]"
-        for (flops, moved), shares in sorted(points.items())
+        f"[{flops:.4g}, {moved:.4g}, {1 / median(taken):.4g}]"
+        for (flops, moved), taken in sorted(points.items())
     )
     return f"{name} = [{shown}]"
