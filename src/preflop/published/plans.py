@@ -9,62 +9,17 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from preflop.errors import PreflopError, UnknownDevice
-from preflop.hardware.catalog import find as find_device
+from preflop.errors import PreflopError
 from preflop.hardware.device import Device
 from preflop.published.conventions import Sizes, sizes_of
+from preflop.published.finetuning import litgpt_plan
+from preflop.published.plan import Plan, Shards, device_of
 from preflop.published.rows import CannotBuild, Row, Table, neusight_models
 from preflop.subject import Subject, resolve
 
 FP32, BF16 = "fp32", "bf16"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shards:
-    """Over how many devices each column is divided; static, as ZeRO and FSDP divide it."""
-
-    parameters: int = 1
-    gradients: int = 1
-    states: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What to record for a row, and what to read."""
-
-    key: tuple[Any, ...]
-    """Rows with the same key have the same tape."""
-    subject: Subject
-    device: Device | None
-    """Whose rates give the time; None: see `no_time`."""
-    no_time: str = ""
-    """Why the step's time is not predicted."""
-    no_memory: str = ""
-    memory: str = "allocated"
-    """"allocated", "reserved", "used" (reserved and context), "first" (of the first step), "kept" (for
-    backward), "forward" or "static" (parameters, gradients and states)."""
-    forward_peaks: bool = False
-    kernels: str = ""
-    """The attention kernel of the run, where its software is not today's: "flash" or "efficient"."""
-    phases: tuple[str, ...] = ("forward", "backward", "recompute", "optimizer")
-    """Phases of the tape that the measured time includes."""
-    microbatches: int = 1
-    optimizer_bytes: int = 0
-    """Bytes that an optimizer outside of the tape moves, on this device's shard."""
-    static_bytes: int = 0
-    """Bytes of parameters, gradients and states that live outside of the tape."""
-    drop_gradients: bool = False
-    """The tape's gradients are added to an outer buffer at once and freed."""
-    shards: Shards = field(default_factory=Shards)
-    extra_bytes: int = 0
-    context_bytes: int | None = None
-    """CUDA context that the source itself measured."""
-    fused: bool = False
-    """The step was compiled: element-wise chains are taken as one kernel each."""
-    assumed: tuple[str, ...] = ()
 
 
 def plan_of(row: Row) -> Plan:
@@ -99,29 +54,6 @@ def _refuse(row: Row) -> None:
         raise CannotBuild("a compiled step: what inductor keeps for backward is not modelled")
     if "fp8" in row.text("precision").casefold() or "float8" in row.text("precision"):
         raise CannotBuild("fp8 linears are not recorded")
-
-
-_GPU = re.compile(r"^([a-z]+\d+[a-z]?)_(\d+)g[ib]+(?:_[0-9]+w)?$", re.IGNORECASE)
-
-
-def device_of(row: Row) -> tuple[Device | None, str]:
-    """The row's device, or None and why."""
-    text = row.text("gpu") or row.text("device")
-    words = text.replace("_", " ").strip()
-    names = [text, words]
-    found = _GPU.match(text)
-    if found:
-        names += [
-            f"{found[1]}-{found[2]}gb",
-            f"{found[1]}-sxm4-{found[2]}gb",
-            f"{found[1]}-sxm5-{found[2]}gb",
-        ]
-    for name in names:
-        try:
-            return find_device(name), ""
-        except UnknownDevice:
-            continue
-    return None, f"the catalog has no {text or 'named device'}"
 
 
 def _attention_kernel(row: Row) -> str:
@@ -481,6 +413,7 @@ _BUILDERS: tuple[tuple[str, Callable[[Row], Plan]], ...] = (
     ("HF Ultra-Scale Playbook benchmarks", _nanotron),
     ("karpathy/nanoGPT", _nanogpt),
     ("HF transformers docs", _bert_large),
+    ("litgpt", litgpt_plan),
 )
 
 __all__ = ["CannotBuild", "Plan", "PreflopError", "Shards", "device_of", "plan_of"]
