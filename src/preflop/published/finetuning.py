@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from preflop.published.plan import Plan, device_of
@@ -43,23 +44,51 @@ def litgpt_plan(row: Row) -> Plan:
     )  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Family:
+    """What decides the operators of a model besides its dimensions."""
+
+    gated: bool
+    parallel: bool
+    shared_norm: bool = False
+    bias: bool = False
+    head_bias: bool = False
+    rotary: float = 1.0
+    sizes: tuple[int, int, int, int, int, int] | None = None
+    """Vocabulary, layers, width, heads, key-value heads, feed-forward width, where rows do not print them."""
+
+
+# Models by how their names begin. Source: Lightning-AI/litgpt@5895df10, litgpt/config.py.
+_FAMILIES = {
+    "phi-1": _Family(gated=False, parallel=True, shared_norm=True, bias=True, head_bias=True, rotary=0.5),
+    "stablelm": _Family(gated=False, parallel=True, bias=True, rotary=0.25),
+    "llama": _Family(gated=True, parallel=False),
+    "mistral-7b": _Family(gated=True, parallel=False, sizes=(32000, 32, 4096, 32, 8, 14336)),
+    "falcon-7b": _Family(
+        gated=False, parallel=True, shared_norm=True, sizes=(65024, 32, 4544, 71, 1, 4 * 4544)
+    ),
+}
+
+
 def _shape(row: Row) -> Shape:
     from preflop.published.litgpt import Shape
 
-    gated, phi = "glu" in row.text("mlp"), row.text("model").casefold().startswith("phi")
-    if not gated and not phi and "stablelm" not in row.text("model").casefold():
+    name = row.text("model").casefold()
+    family = next((found for start, found in _FAMILIES.items() if name.startswith(start)), None)
+    if family is None:
         raise CannotBuild(f"which operators {row.text('model')} has in litgpt is not known here")
-    heads = row.needed("heads")
+    columns = ("vocab", "layers", "hidden", "heads", "kv_heads", "ffn")
+    known = None if row.whole("layers") else family.sizes
+    vocab, layers, hidden, heads, groups, ffn = known or [row.needed(column) for column in columns]
     return Shape(
-        vocab=row.needed("vocab"), layers=row.needed("layers"), hidden=row.needed("hidden"), heads=heads,
-        groups=row.whole("kv_heads") or heads, ffn=row.needed("ffn"), length=row.needed("seq"), gated=gated,
-        parallel=not gated, shared_norm=phi, bias=not gated, head_bias=phi,
-        rotary=1.0 if gated else 0.5 if phi else 0.25, method=_method(row),
+        vocab=vocab, layers=layers, hidden=hidden, heads=heads, groups=groups, ffn=ffn, length=row.needed("seq"),
+        gated=family.gated, parallel=family.parallel, shared_norm=family.shared_norm, bias=family.bias,
+        head_bias=family.head_bias, rotary=family.rotary, method=_method(row, layers * hidden),
         rank=32 if "config_hub" in row.source else 8, quantized=_quantized(row),
     )  # fmt: skip
 
 
-def _method(row: Row) -> str:
+def _method(row: Row, width: int) -> str:
     """LoRA, or an adapter of the first or second kind, told by how many parameters it trains."""
     peft = row.text("peft").casefold()
     if peft in ("lora", "qlora"):
@@ -67,7 +96,7 @@ def _method(row: Row) -> str:
     if peft != "adapter":
         raise CannotBuild(f"litgpt's {peft or 'unnamed'} fine-tuning is not built")
     trained = int(row.text("extra").partition("trainable_params=")[2].partition(";")[0].replace(",", "") or 0)
-    prompts = row.needed("layers") * 10 * row.needed("hidden")
+    prompts = 10 * width  # ten tokens in nearly every block
     return "adapter_v2" if trained > _V2_AT_LEAST * prompts else "adapter"
 
 
