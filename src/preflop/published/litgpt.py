@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 HEAD_CHUNK = 128
 """Positions that the head and the loss take at once (finetune/lora.py)."""
@@ -67,7 +67,7 @@ class _FourBit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, packed: Tensor, linear: Linear) -> Tensor:
         ctx.linear, ctx.kept = linear, x if ctx.needs_input_grad[0] else None
-        return F.linear(x, linear.written_out(x.dtype), linear.bias)
+        return functional.linear(x, linear.written_out(x.dtype), linear.bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
@@ -84,9 +84,7 @@ class Linear(nn.Module):
         self.rows, self.columns, self.quantized = rows, columns, quantized
         weights = rows * columns
         if quantized:
-            self.packed = nn.Parameter(
-                torch.zeros(weights // 2, 1, dtype=torch.uint8), requires_grad=False
-            )
+            self.packed = nn.Parameter(torch.zeros(weights // 2, 1, dtype=torch.uint8), requires_grad=False)
             self._scales(-(-weights // 64))
         else:
             self.weight = nn.Parameter(torch.empty(columns, rows, dtype=torch.bfloat16), requires_grad=False)
@@ -115,7 +113,7 @@ class Linear(nn.Module):
         if self.quantized:
             result: Tensor = _FourBit.apply(x, self.packed, self)
             return result
-        return F.linear(x, self.weight, self.bias)
+        return functional.linear(x, self.weight, self.bias)
 
 
 class ScaledLinear(nn.Module):
@@ -146,15 +144,15 @@ class LoraQKV(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         frozen = self.linear(x)
-        after_a = F.linear(self.dropout(x), self.lora_a)
+        after_a = functional.linear(self.dropout(x), self.lora_a)
         after_b = self._second(after_a.transpose(-2, -1), self.lora_b.unsqueeze(-1)).transpose(-2, -1)
         return frozen + self._placed(after_b) * self.scaling
 
     def _second(self, x: Tensor, weight: Tensor) -> Tensor:
         if self.grouped:
-            return F.conv1d(x, weight, groups=2)
+            return functional.conv1d(x, weight, groups=2)
         parts = zip(x.chunk(2, dim=1), weight.split(self.widths))
-        return torch.cat([F.conv1d(part, own) for part, own in parts], dim=1)
+        return torch.cat([functional.conv1d(part, own) for part, own in parts], dim=1)
 
     def _placed(self, x: Tensor) -> Tensor:
         """The update with zeros where the keys are."""
@@ -216,7 +214,7 @@ class Attention(nn.Module):
         turned = int(self.shape.rotary * self.shape.head_dim)
         q = torch.cat((rotated(q[..., :turned], cos, sin), q[..., turned:]), dim=-1)
         k = torch.cat((rotated(k[..., :turned], cos, sin), k[..., turned:]), dim=-1)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
         if self.adapted:
             y = y + self.gate * self._prompted(q)
         return self.proj(y.reshape(batch, length, width))  # type: ignore[no-any-return]
@@ -239,7 +237,7 @@ class Attention(nn.Module):
             qkv = self.attn(self.prompt.reshape(1, PROMPT, -1))
             _, k, v = self._split(qkv, 1, PROMPT)
         mask = torch.ones(q.size(2), PROMPT, dtype=torch.bool)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -256,9 +254,9 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.gated:
             first, second = self.fc_1(x), self.fc_2(x)
-            return self.proj(F.silu(first) * second)  # type: ignore[no-any-return]
+            return self.proj(functional.silu(first) * second)  # type: ignore[no-any-return]
         x = self.fc_1(x)
-        return self.proj(F.gelu(x, approximate="tanh" if self.tanh else "none"))  # type: ignore[no-any-return]
+        return self.proj(functional.gelu(x, approximate="tanh" if self.tanh else "none"))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
@@ -306,7 +304,7 @@ class LanguageModel(nn.Module):
     def forward(self, ids: Tensor) -> list[Tensor]:
         length = ids.size(1)
         cos, sin = self.cos[:length], self.sin[:length]
-        x = F.embedding(ids, self.wte)
+        x = functional.embedding(ids, self.wte)
         for block in self.blocks:
             x = block(x, cos, sin)
         x = self.last_norm(x)
@@ -333,7 +331,7 @@ class Loop:
         logits[-1] = logits[-1][..., :-1, :]
         wanted = self.targets[..., 1:].split(logits[0].size(1), dim=1)
         losses = [
-            F.cross_entropy(chunk.reshape(-1, chunk.size(-1)), own.reshape(-1), reduction="none")
+            functional.cross_entropy(chunk.reshape(-1, chunk.size(-1)), own.reshape(-1), reduction="none")
             for chunk, own in zip(logits, wanted)
         ]
         return torch.cat(losses).mean()
