@@ -1,11 +1,13 @@
-"""The optimizers Preflop knows by name: which torch class each is and how many states it keeps.
+"""The optimizers Preflop knows by name: which class each is and how many states it keeps.
 
 Adding one is one `OptimizerSpec` below; the test that judges it trains it and compares its states with
-the declared ones. No torch: `torch_class` is a dotted name that the recorder imports.
+the declared ones. No torch: `torch_class` is a dotted name that the recorder imports. What torch does not
+have is written out in `models/optimizers.py`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -23,7 +25,7 @@ class OptimizerSpec:
 
     name: str
     torch_class: str
-    """Dotted name, "torch.optim.AdamW"."""
+    """Dotted name of the class, "torch.optim.AdamW"."""
     states: tuple[str, ...]
     """Keys of the states that have the parameter's shape, as torch names them."""
     kwargs: Mapping[str, object]
@@ -31,7 +33,12 @@ class OptimizerSpec:
     factored: bool = False
     """Keeps a row and a column vector per matrix besides (Adafactor): smaller than any state."""
     matrices_only: bool = False
-    """Refuses parameters that are not two-dimensional."""
+    """Updates the matrices of a model's blocks; embeddings, head, norms and biases go by AdamW."""
+    quantised: bool = False
+    """States are one byte per element whatever the precision, with an fp32 absmax per block of 256; those of
+    tensors below 4096 elements are fp32."""
+    in_backward: bool = False
+    """Each parameter is updated in backward, as soon as its gradient is there, which is then freed."""
 
     @property
     def states_per_parameter(self) -> int:
@@ -50,14 +57,18 @@ def _spec(
     *,
     factored: bool = False,
     matrices_only: bool = False,
+    quantised: bool = False,
     **kwargs: object,
 ) -> OptimizerSpec:
+    path = cls if "." in cls else f"torch.optim.{cls}"
     return OptimizerSpec(
-        name, f"torch.optim.{cls}", tuple(states.split()), MappingProxyType(kwargs), factored, matrices_only
+        name, path, tuple(states.split()), MappingProxyType(kwargs), factored, matrices_only, quantised
     )
 
 
 _ADAM = "exp_avg exp_avg_sq"
+_OURS = "preflop.models.optimizers"
+IN_BACKWARD = "-in-backward"
 
 # States as torch 2.13 makes them in `Optimizer.state` (torch/optim/*.py, `_init_group`).
 # "-loop", "-foreach" and "-fused" are the three ways torch runs one update: they differ in temporaries
@@ -92,12 +103,16 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
         _spec("asgd", "ASGD", "ax"),
         _spec("adafactor", "Adafactor", factored=True),
         _spec("muon", "Muon", "momentum_buffer", matrices_only=True),
+        _spec("lion", f"{_OURS}.Lion", "exp_avg"),
+        _spec("adamw-8bit", f"{_OURS}.AdamW8bit", "state1 state2", quantised=True),
     )
 }
 
 
 def find_optimizer(name: str) -> OptimizerSpec:
     """The optimizer of that name, in any case; "sgd-momentum" is "momentum", "_" may stand for "-".
+
+    Any of them with "-in-backward" behind updates each parameter in backward.
 
     >>> find_optimizer("AdamW").torch_class
     'torch.optim.AdamW'
@@ -110,6 +125,9 @@ def find_optimizer(name: str) -> OptimizerSpec:
         UnknownOptimizer: there is none; the message names the nearest.
     """
     folded = name.strip().casefold().replace("_", "-")
+    if folded.endswith(IN_BACKWARD):
+        plain = find_optimizer(folded.removesuffix(IN_BACKWARD))
+        return dataclasses.replace(plain, name=f"{plain.name}{IN_BACKWARD}", in_backward=True)
     found = OPTIMIZERS.get({"sgd-momentum": "momentum"}.get(folded, folded))
     if found is None:
         raise unknown_name(UnknownOptimizer, "optimizer", name, OPTIMIZERS, ", ".join(sorted(OPTIMIZERS)))

@@ -56,21 +56,26 @@ class Precision:
         """Bytes of one parameter's fp32 master copy; 0 where there is none."""
         return DTYPE_BYTES["float32"] if self.master_copy else 0
 
-    def state_bytes(self, states_per_parameter: int) -> int:
+    def state_bytes(self, states_per_parameter: int, *, quantised: bool = False) -> int:
         """Bytes the optimizer keeps per parameter: its states and, where there is one, the master copy.
+
+        Args:
+            quantised: states are one byte each, whatever the precision (without their blocks' absmax).
 
         >>> find_precision("bf16-master").state_bytes(2)        # 4 (copy) + 2 * 4
         12
         """
-        return self.master_bytes + states_per_parameter * DTYPE_BYTES[self.state_dtype]
+        each = 1 if quantised else DTYPE_BYTES[self.state_dtype]
+        return self.master_bytes + states_per_parameter * each
 
-    def bytes_per_parameter(self, states_per_parameter: int = 2) -> int:
+    def bytes_per_parameter(self, states_per_parameter: int = 2, *, quantised: bool = False) -> int:
         """Bytes per parameter over weights, gradients and optimizer states; 2 states are AdamW's.
 
         >>> [find_precision(name).bytes_per_parameter() for name in ("fp32", "bf16", "bf16-fp32-states")]
         [16, 8, 12]
         """
-        return self.parameter_bytes + self.gradient_bytes + self.state_bytes(states_per_parameter)
+        states = self.state_bytes(states_per_parameter, quantised=quantised)
+        return self.parameter_bytes + self.gradient_bytes + states
 
 
 def _of(name: str, dtype: str, meaning: str, **more: object) -> Precision:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from preflop.errors import BadFile, BadNumber, BadSubject, NotYet, PreflopError
-from preflop.optimizers import OptimizerSpec, find_optimizer
+from preflop.optimizers import IN_BACKWARD, OptimizerSpec, find_optimizer
 from preflop.precision import Precision, find_precision
 
 RECOMPUTE = ("none", "block", "selective")
@@ -112,6 +112,7 @@ def resolve(
         "keep_output": bool(keep_output),
         "device": device,
     }
+    _check_optimizer(common["optimizer"], common["precision"], common["microbatches"])
     if isinstance(model, str):
         return _by_name(model, batch, common)
     if isinstance(model, os.PathLike):
@@ -169,6 +170,28 @@ def _optimizer(optimizer: Any) -> Any:
         f"an optimizer cannot be {type(optimizer).__name__}.\n"
         "  Give a name, a callable from parameters to an Optimizer, or None."
     )
+
+
+def _check_optimizer(spec: Any, precision: Precision, microbatches: int) -> None:
+    """Refuse what an optimizer cannot do together with the rest of the step."""
+    if not isinstance(spec, OptimizerSpec):
+        return
+    plain = spec.name.removesuffix(IN_BACKWARD)
+    if spec.in_backward and microbatches > 1:
+        raise BadSubject(
+            f"{spec.name} updates each weight in backward, with {microbatches} microbatches before the "
+            f"gradients are complete.\n  Take microbatches=1, or {plain}."
+        )
+    if spec.in_backward and precision.scaled:
+        raise BadSubject(
+            f"{spec.name} updates each weight in backward, and {precision.name} scales gradients that are only "
+            f"unscaled when all are there.\n  Take bf16-mixed, or {plain}."
+        )
+    if spec.quantised and precision.name == "bf16-fp32-states":
+        raise BadSubject(
+            f"{spec.name} keeps 8-bit states, and {precision.name} asks for fp32 ones.\n"
+            "  Take bf16 (8-bit states), bf16-master (with an fp32 copy), or adamw."
+        )
 
 
 def _recompute(recompute: Any) -> Any:

@@ -42,6 +42,20 @@ def test_adafactor_says_what_it_leaves_out() -> None:
     assert any("row and column vectors" in text for text in found.assumptions)
 
 
+def test_muon_says_what_is_adamws() -> None:
+    """Muon's napkin is between all parameters by it (12 bytes) and all by AdamW (16), and says both."""
+    found = largest_model(find("h100-sxm"), 8, find_optimizer("muon"), find_precision("fp32"))
+    assert found.parameters == 640 * 10**9 // 12
+    assert any("40,000,000,000 parameters if all were" in text for text in found.assumptions)
+
+
+def test_8bit_states_are_a_byte_each() -> None:
+    """fp32 with 8-bit AdamW: 4 + 4 + 2 bytes a parameter, and the answer says what is left out."""
+    found = largest_model(find("h100-sxm"), 8, find_optimizer("adamw-8bit"), find_precision("fp32"))
+    assert (found.bytes_per_parameter, found.optimizer_state_bytes) == (10, 2)
+    assert any("absmax" in text for text in found.assumptions)
+
+
 def search(capacity: int, base: int, each: int, jump: int = 0, at: int = 1) -> Largest:
     """Search in a made-up model: base + each x batch bytes, `jump` more from batch `at` on."""
 

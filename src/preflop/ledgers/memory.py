@@ -290,9 +290,11 @@ def _columns(tape: Tape, replay: _Replay) -> Columns:
         tick = mark.tick if mark is not None else replay.fullest(role)
         return _column([s for s in tape.storages if s.role is role and _alive(s, tick)])
 
+    # An optimizer in backward frees gradients one by one: then the most that are alive at once.
+    in_backward = tape.subject is not None and (tape.subject.optimizer or "").endswith("-in-backward")
     return Columns(
         parameters=_with_parameter_elements(tape, of(Role.PARAMETER, forward_end)),
-        gradients=of(Role.GRADIENT, backward_end),
+        gradients=of(Role.GRADIENT, None if in_backward else backward_end),
         optimizer_states=of(Role.OPTIMIZER_STATE, optimizer_end),
         activations=_activations(tape, replay, forward_end),
         buffers=of(Role.BUFFER, forward_end),

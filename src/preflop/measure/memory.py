@@ -16,7 +16,7 @@ from preflop.errors import BadSubject, PreflopError
 from preflop.measure.allocations import Span, garbage_collector_off, spans_of
 from preflop.record import prepare
 from preflop.record.loop import default_loss, train_step
-from preflop.record.optimizers import build_optimizer
+from preflop.record.optimizers import build_optimizer, named_parameters
 from preflop.record.recompute import apply_recompute
 from preflop.subject import Subject, users_error
 from preflop.tape.events import Phase
@@ -106,7 +106,7 @@ def build(subject: Subject) -> RealSubject:
     model = _model(subject)
     apply_recompute(model, subject.recompute)
     batch = _batch(subject)
-    return RealSubject(subject, model, batch, build_optimizer(subject, model.parameters()))
+    return RealSubject(subject, model, batch, build_optimizer(subject, named_parameters(model)))
 
 
 def _model(subject: Subject) -> nn.Module:

@@ -15,6 +15,7 @@ from preflop.account import Account, TimelinePoint
 from preflop.accounting import account_tape
 from preflop.errors import BadSubject
 from preflop.measure.memory import MeasuredSteps, build, check_fits, measure_steps
+from preflop.optimizers import IN_BACKWARD
 from preflop.precision import find_precision
 from preflop.record.subject_tape import record_subject
 from preflop.subject import Subject
@@ -172,7 +173,7 @@ def _verification(
         model=subject.model if subject is not None else "",
         steady=Comparison("steady step", memory.peak_bytes, measured.steady_peak_bytes),
         first=Comparison("first step", memory.first_step_peak_bytes, measured.first_step_peak_bytes),
-        phases=tuple(_phases(memory.timeline, measured)),
+        phases=tuple(_phases(memory.timeline, measured, in_backward=_in_backward(account))),
         flops=flops,
         tolerance=tolerance,
         threads=measured.threads,
@@ -188,18 +189,33 @@ HALF_LIMIT = (
 )
 
 
+_HALF = ("bfloat16", "float16")
+_MATMULS = ("aten.mm", "aten.addmm", "aten.bmm")
+
+
 def _limits(account: Account) -> tuple[str, ...]:
     """Where a CPU reading is known to say less."""
     subject = account.tape.subject
-    half = subject is not None and find_precision(subject.precision).compute_dtype in ("bfloat16", "float16")
+    half = subject is not None and find_precision(subject.precision).compute_dtype in _HALF
+    # Muon's Newton-Schulz products run in bf16 whatever the precision.
+    half = half or any(row.op in _MATMULS and row.dtype in _HALF for row in account.operators)
     return (HALF_LIMIT,) if half else ()
 
 
-def _phases(timeline: Sequence[TimelinePoint], measured: MeasuredSteps) -> list[Comparison]:
-    """Peak of each phase of the steady step; recomputation belongs to backward."""
+def _in_backward(account: Account) -> bool:
+    subject = account.tape.subject
+    return subject is not None and (subject.optimizer or "").endswith(IN_BACKWARD)
+
+
+def _phases(
+    timeline: Sequence[TimelinePoint], measured: MeasuredSteps, *, in_backward: bool
+) -> list[Comparison]:
+    """Peak of each phase of the steady step; recomputation belongs to backward, and so does an update
+    that runs in it."""
+    inside = {Phase.RECOMPUTE.value, Phase.OPTIMIZER.value} if in_backward else {Phase.RECOMPUTE.value}
     predicted: dict[str, int] = {}
     for point in timeline:
-        phase = Phase.BACKWARD.value if point.phase == Phase.RECOMPUTE.value else point.phase
+        phase = Phase.BACKWARD.value if point.phase in inside else point.phase
         alive = point.alive
         total = sum(getattr(alive, name) for name in alive.__slots__)
         predicted[phase] = max(predicted.get(phase, 0), total)

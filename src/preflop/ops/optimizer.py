@@ -15,6 +15,9 @@ ADAGRAD_FLOPS = 7
 SGD_FLOPS = 2
 DECAY_FLOPS = 2
 MOMENTUM_FLOPS = 3
+# Of each 8-bit state: times its absmax; magnitude, largest, divide by it, and 8 comparisons to halve 256 codes
+# down to the nearest. Source: bitsandbytes, csrc/kernels.cu, `kOptimizerStatic8bit2StateBlockwise`.
+REQUANTISE_FLOPS = 12
 
 
 def _parameters(sig: Signature) -> int:
@@ -30,6 +33,19 @@ def adam(sig: Signature) -> Work:
     """FLOPs of one Adam step: 13 per parameter, 2 more with weight decay, 1 with amsgrad."""
     amsgrad = 1 if keyword(sig, "amsgrad", False) else 0
     return Work((ADAM_FLOPS + _decay(sig) + amsgrad) * _parameters(sig), Kind.OTHER)
+
+
+@flops("preflop.adamw_32bit_")
+def adamw_32bit(sig: Signature) -> Work:
+    """FLOPs of AdamW on one parameter: 13 per element, and 2 of weight decay."""
+    return Work((ADAM_FLOPS + DECAY_FLOPS) * sig.inputs[0].elements, Kind.OTHER)
+
+
+@flops("preflop.adamw_8bit_")
+def adamw_8bit(sig: Signature) -> Work:
+    """FLOPs of AdamW with two 8-bit states: AdamW's, and 12 per element to read and write each state."""
+    each = ADAM_FLOPS + DECAY_FLOPS + 2 * REQUANTISE_FLOPS
+    return Work(each * sig.inputs[0].elements, Kind.OTHER)
 
 
 @flops("aten._fused_sgd_", "aten._fused_sgd")

@@ -52,7 +52,8 @@ def largest_model(device: Device, gpus: int, optimizer: OptimizerSpec, precision
     """
     require_positive(gpus=gpus)
     memory_bytes = gpus * device.memory_sold_bytes
-    each = precision.bytes_per_parameter(optimizer.states_per_parameter)
+    states, quantised = optimizer.states_per_parameter, optimizer.quantised
+    each = precision.bytes_per_parameter(states, quantised=quantised)
     return LargestModel(
         device_id=device.id,
         device_name=device.name,
@@ -62,19 +63,34 @@ def largest_model(device: Device, gpus: int, optimizer: OptimizerSpec, precision
         precision=precision.name,
         parameter_bytes=precision.parameter_bytes,
         gradient_bytes=precision.gradient_bytes,
-        optimizer_state_bytes=precision.state_bytes(optimizer.states_per_parameter),
+        optimizer_state_bytes=precision.state_bytes(states, quantised=quantised),
         bytes_per_parameter=each,
         parameters=largest_parameters(memory_bytes, each),
-        assumptions=_assumptions(gpus, optimizer),
+        assumptions=_assumptions(gpus, optimizer, memory_bytes, precision),
     )
 
 
-def _assumptions(gpus: int, optimizer: OptimizerSpec) -> tuple[str, ...]:
+def _assumptions(
+    gpus: int, optimizer: OptimizerSpec, memory_bytes: int, precision: Precision
+) -> tuple[str, ...]:
     said = ["no activations, temporaries, buffers or context: an upper bound", "capacity as sold"]
     if gpus > 1:
         said.append("weights, gradients and states split evenly over the GPUs (ZeRO-3, FSDP)")
     if optimizer.factored:
         said.append(f"{optimizer.name}'s row and column vectors of each matrix are not counted")
+    if optimizer.quantised:
+        said.append(
+            f"{optimizer.name}'s absmax of each block (1.6 % of the states) and the fp32 states of small "
+            "tensors are not counted"
+        )
+    if optimizer.matrices_only:
+        fewer = largest_parameters(memory_bytes, precision.bytes_per_parameter())
+        said.append(
+            f"every parameter is {optimizer.name}'s; embeddings, head, norms and biases are AdamW's with two "
+            f"states, down to {fewer:,} parameters if all were: `preflop fit MODEL` counts each"
+        )
+    if optimizer.in_backward:
+        said.append("all gradients are counted, though an optimizer in backward frees them one by one")
     return tuple(said)
 
 

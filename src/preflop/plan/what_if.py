@@ -10,16 +10,16 @@ from typing import Any
 from preflop.account import Account
 from preflop.errors import BadNumber, PreflopError
 from preflop.hardware.catalog import find as find_device
-from preflop.optimizers import OPTIMIZERS, OptimizerSpec
+from preflop.optimizers import IN_BACKWARD, OptimizerSpec, find_optimizer
 from preflop.plan.choice import Choice, Route, route_of
 from preflop.plan.outcome import Outcome, outcome_of
 from preflop.precision import PRECISIONS
 from preflop.units import bytes_text
 
 RECOMPUTE_MODES = ("none", "selective", "block")
-# Updates that people choose between; those after AdamW's are other algorithms with fewer states.
+# Updates that people choose between; those after AdamW's are other algorithms with fewer or smaller states.
 OPTIMIZERS_TRIED = (
-    "adamw", "adamw-fused", "adamw-loop", "adamw-8bit", "adafactor", "lion", "momentum", "sgd",
+    "adamw", "adamw-fused", "adamw-loop", "adamw-8bit", "adafactor", "lion", "muon", "momentum", "sgd",
 )  # fmt: skip
 # One of each kind that is rented or owned today, by memory.
 DEVICES_TRIED = ("rtx-4090", "l40s", "a100-80gb", "h100-sxm", "h200-sxm", "b200-sxm")
@@ -155,8 +155,8 @@ def changes(
         if name != given.precision:
             yield "precision", name, given.but(precision=name), _kept_by_precision(given.precision, name)
     if given.optimizer is not None:
-        for name in OPTIMIZERS_TRIED:
-            if name in OPTIMIZERS and name != given.optimizer:
+        for name in (*_in_backward(given.optimizer), *OPTIMIZERS_TRIED):
+            if name != given.optimizer:
                 yield "optimizer", name, given.but(optimizer=name), _kept_by_optimizer(given.optimizer, name)
     own = None if given.device == "cpu" else find_device(given.device).id
     for name in dict.fromkeys(find_device(name).id for name in devices):
@@ -213,12 +213,21 @@ def _kept_by_precision(given: str, name: str) -> Keeps:
     return Keeps.WEIGHTS
 
 
+def _in_backward(given: Any) -> tuple[str, ...]:
+    """The given optimizer, by name, with its updates in backward; or at the end, where they are there."""
+    if not isinstance(given, str):
+        return ()
+    spec = find_optimizer(given)
+    return (spec.name.removesuffix(IN_BACKWARD) if spec.in_backward else f"{spec.name}{IN_BACKWARD}",)
+
+
 def _kept_by_optimizer(given: Any, name: str) -> Keeps:
-    """The same class with the same options, run otherwise (loop, foreach, fused), is the same update."""
-    before = OPTIMIZERS.get(given) if isinstance(given, str) else given
+    """The same class with the same options, run otherwise (loop, foreach, fused, in backward), is the same
+    update."""
+    before = find_optimizer(given) if isinstance(given, str) else given
     if not isinstance(before, OptimizerSpec):
         return Keeps.NOTHING
-    return Keeps.MATHEMATICS if _update(before) == _update(OPTIMIZERS[name]) else Keeps.NOTHING
+    return Keeps.MATHEMATICS if _update(before) == _update(find_optimizer(name)) else Keeps.NOTHING
 
 
 def _update(spec: OptimizerSpec) -> tuple[str, dict[str, object]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from preflop.record.optimizers import build_optimizer
+from preflop.record.optimizers import InBackward, Named, build_optimizer
 from preflop.record.recorder import Recorder
 from preflop.record.subject_tape import STEPS, name_states
 from preflop.subject import Subject
@@ -30,7 +31,9 @@ def record_optimizer(
     with recorder:
         recorder.recording = False
         named = {info.name: _parameter(recorder, info) for info in parameters}
-        optimizer = build_optimizer(subject, named.values())
+        optimizer = build_optimizer(
+            subject, [Named(info.name, info.module_type, named[info.name]) for info in parameters]
+        )
         for name, parameter in named.items():
             recorder.table.was_there(parameter, Role.PARAMETER, name)
         if optimizer is not None:
@@ -46,20 +49,39 @@ def train_step(
     gradients: Mapping[str, TensorMeta],
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """One update of gradients that are simply there."""
+    """One update of gradients that are simply there; of an optimizer in backward, one for each."""
+    if isinstance(optimizer, InBackward):
+        for name in gradients:
+            _give_gradients(recorder, named, {name: gradients[name]})
+            _recorded(recorder, named, optimizer, partial(optimizer.update, named[name]))
+    else:
+        _give_gradients(recorder, named, gradients)
+        _recorded(recorder, named, optimizer, optimizer.step)
+    optimizer.zero_grad(set_to_none=True)
+    gc.collect()
+
+
+def _give_gradients(
+    recorder: Recorder, named: dict[str, nn.Parameter], gradients: Mapping[str, TensorMeta]
+) -> None:
     for name, meta in gradients.items():
         gradient = recorder.kernels.empty(meta.shape, meta.stride, getattr(torch, meta.dtype))
         named[name].grad = gradient
         recorder.table.was_there(gradient, Role.GRADIENT, name)
-        del gradient
+
+
+def _recorded(
+    recorder: Recorder,
+    named: dict[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    update: Callable[[], Any],
+) -> None:
     recorder.mark("backward_end")
     recorder.recording = True
-    optimizer.step()
+    update()
     name_states(recorder, named.items(), optimizer)
     recorder.mark("optimizer_end")
     recorder.recording = False
-    optimizer.zero_grad(set_to_none=True)
-    gc.collect()
 
 
 def _parameter(recorder: Recorder, info: ParameterInfo) -> Any:

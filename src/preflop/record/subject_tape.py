@@ -15,7 +15,7 @@ from preflop.errors import BadSubject, PreflopError
 from preflop.record import prepare
 from preflop.record.fold import LEAST_SAVED, Fold, cut
 from preflop.record.loop import default_loss, loss_assumption, train_step
-from preflop.record.optimizers import build_optimizer
+from preflop.record.optimizers import InBackward, build_optimizer, named_parameters
 from preflop.record.recompute import apply_recompute
 from preflop.record.recorder import Recorder
 from preflop.record.target import target_rules
@@ -87,12 +87,14 @@ def _record(
         batch = prepare.fake_batch(subject, recorder.kernels)
         recorder.origins.name_modules(model)
         try:
-            optimizer = build_optimizer(subject, model.parameters())
+            optimizer = build_optimizer(subject, named_parameters(model))
         except PreflopError:
             raise
         except Exception as error:
             raise users_error("making the optimizer", error) from error
         parameters = _enter_model(recorder, model)
+        if isinstance(optimizer, InBackward):
+            optimizer.gradient_is_there = partial(_name_gradient, recorder, _names(model))
         wanting = [info for info in parameters if info.trainable]
         if not wanting and not any(tensor.requires_grad for tensor in prepare.tensors_of(batch)):
             recorder.assumed("nothing in the model is trainable: the step priced is a forward without backward")
@@ -171,6 +173,14 @@ def _observe(
     recorder.mark(name)
 
 
+def _names(model: nn.Module) -> dict[torch.Tensor, str]:
+    return {parameter: name for name, parameter in model.named_parameters()}
+
+
+def _name_gradient(recorder: Recorder, names: dict[torch.Tensor, str], parameter: nn.Parameter) -> None:
+    recorder.table.set_role(parameter.grad, Role.GRADIENT, names[parameter])
+
+
 def _activations(recorder: Recorder) -> None:
     """What forward made and is alive when it ends is kept for backward."""
     for number in recorder.table.alive.values():
@@ -202,23 +212,14 @@ def name_states(
 
 
 def _enter_model(recorder: Recorder, model: nn.Module) -> list[ParameterInfo]:
-    holders = {
-        id(parameter): type(module).__name__
-        for module in model.modules()
-        for parameter in module._parameters.values()
-        if parameter is not None
-    }
     infos = []
-    for name, parameter in model.named_parameters():
-        number = recorder.table.was_there(parameter, Role.PARAMETER, name)
+    for one in named_parameters(model):
+        parameter = one.parameter
+        number = recorder.table.was_there(parameter, Role.PARAMETER, one.name)
+        dtype = str(parameter.dtype).removeprefix("torch.")
         infos.append(
             ParameterInfo(
-                name,
-                tuple(parameter.shape),
-                str(parameter.dtype).removeprefix("torch."),
-                parameter.requires_grad,
-                number,
-                holders.get(id(parameter), ""),
+                one.name, tuple(parameter.shape), dtype, parameter.requires_grad, number, one.holder
             )
         )
     for name, buffer in model.named_buffers():

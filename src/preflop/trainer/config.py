@@ -144,8 +144,12 @@ def _check(config: TrainConfig) -> None:
     if (config.steps is None) == (config.epochs is None):
         raise PreflopError("a run needs steps or epochs, and not both.\n  Give --steps N, or --epochs N.")
     find_precision(config.precision)
-    if find_optimizer(config.optimizer).matrices_only:
-        raise PreflopError(f"{config.optimizer} takes matrices only, and models here have biases and norms.")
+    spec = find_optimizer(config.optimizer)
+    if spec.matrices_only or spec.quantised or spec.in_backward:
+        raise PreflopError(
+            f"`preflop train` does not run {spec.name}: its clipping and checkpoints need an update of all "
+            "parameters at once, whose states are tensors.\n  Take adamw, lion, adafactor or another one."
+        )
 
 
 def _check_kind(key: str, value: Any, kind: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Iterable
 from typing import Any
@@ -40,7 +41,8 @@ def _groups(parameters: list[nn.Parameter], options: dict[str, Any]) -> list[dic
 def _torch_class(config: TrainConfig) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """torch's class and its arguments: the optimizer's own, and those of the run that it takes."""
     spec = find_optimizer(config.optimizer)
-    cls: type[torch.optim.Optimizer] = getattr(torch.optim, spec.torch_class.rpartition(".")[2])
+    module, _, name = spec.torch_class.rpartition(".")
+    cls: type[torch.optim.Optimizer] = getattr(importlib.import_module(module), name)
     takes = inspect.signature(cls).parameters
     wanted = {
         "lr": config.learning_rate,

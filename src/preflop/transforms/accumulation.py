@@ -18,7 +18,7 @@ from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of
 from preflop.tape.stack import Refused
 
 # How AccumulateGrad stores the first gradient: takes it over, or copies it where its strides differ.
-_STORES = ("aten.detach", "aten.clone", "aten.new_empty_strided")
+STORES = ("aten.detach", "aten.clone", "aten.new_empty_strided")
 
 
 def accumulate(tape: Tape, *, microbatches: int) -> Tape:
@@ -32,6 +32,8 @@ def accumulate(tape: Tape, *, microbatches: int) -> Tape:
         raise BadNumber(f"microbatches is {microbatches}; it must be a whole number of at least 1.")
     if tape.subject is None or tape.subject.microbatches != 1:
         raise Refused("only a tape of one microbatch can be accumulated")
+    if microbatches > 1 and (tape.subject.optimizer or "").endswith("-in-backward"):
+        raise Refused("an optimizer in backward updates before the gradients of all microbatches are there")
     return tape if microbatches == 1 else _Accumulator(tape, microbatches).run()
 
 
@@ -103,7 +105,7 @@ class _Accumulator:
             stored = call.storages[-1]
             if (
                 call.phase is Phase.BACKWARD
-                and signature.op in _STORES
+                and signature.op in STORES
                 and self.tape.storages[stored].role is Role.GRADIENT
                 and stored not in found.values()
             ):

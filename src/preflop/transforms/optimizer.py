@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from preflop.tape.events import Call, Mark, Phase, Role, Storage, Tape, TensorMeta
 from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of
@@ -44,40 +43,46 @@ def with_optimizer(tape: Tape, update: Tape, *, name: str | None) -> Tape:
     """
     if tape.subject is None:
         raise Refused("only the tape of a training step has an optimizer")
-    spliced = _Splice(tape, update).run()
-    return dataclasses.replace(spliced, subject=dataclasses.replace(tape.subject, optimizer=name))
+    splice = Splice(tape, update)
+    updates = splice.updates()
+    inside = False
+    for kind, index in events_of(tape):
+        mark = tape.marks[index] if kind == MARK else None
+        if mark is not None and mark.name == "optimizer_end":
+            for events in updates[mark.step]:
+                splice.play_update(events, mark.step)
+            inside = False
+        if not inside or (kind == DEATH and splice.keeps(index)):
+            splice.play(kind, index)
+        if mark is not None and mark.name == "backward_end" and splice.is_last(mark):
+            inside = True
+            splice.note_gradients()
+    return splice.tape_of(name)
 
 
-@dataclass
-class _Splice:
-    tape: Tape
-    update: Tape
-    tick: int = 0
-    calls: list[Call] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
-    storages: list[Storage] = field(default_factory=list)
-    born: list[Storage] = field(default_factory=list)
+class Splice:
+    """Writes a tape whose optimizer is that of another: the old one's storages are left out, and updates
+    are played where the caller wants them."""
 
-    def run(self) -> Tape:
+    def __init__(self, tape: Tape, update: Tape) -> None:
+        self.tape, self.update = tape, update
+        self.tick = 0
+        self.calls: list[Call] = []
+        self.marks: list[Mark] = []
+        self.storages: list[Storage] = []
+        self.born: list[Storage] = []
         self.old = {n: i for i, n in enumerate(self._kept_storages())}
         self.new: dict[int, int] = {}
-        self.signatures = [*self.tape.signatures, *self.update.signatures]
-        self.sources = list(self.tape.sources)
-        updates = self._updates()
-        step, inside = -1, False
-        for kind, index in events_of(self.tape):
-            mark = self.tape.marks[index] if kind == MARK else None
-            if mark is not None and mark.name == "optimizer_end":
-                self._play_update(updates[mark.step], mark.step)
-                inside = False
-            if not inside or (kind == DEATH and self._outside(index)):
-                self._play_old(kind, index)
-            if mark is not None and mark.name == "backward_end" and self._is_last(mark):
-                step, inside = mark.step, True
-                self.gradients = self._gradients_alive()
-        del step
+        self.gradients: dict[str, int] = {}
+        self.signatures = [*tape.signatures, *update.signatures]
+        self.sources = list(tape.sources)
+
+    def tape_of(self, name: str | None) -> Tape:
+        """What was written, with the optimizer's name."""
+        assert self.tape.subject is not None
         return dataclasses.replace(
             self.tape,
+            subject=dataclasses.replace(self.tape.subject, optimizer=name),
             signatures=self.signatures,
             calls=self.calls,
             storages=self.storages,
@@ -85,7 +90,8 @@ class _Splice:
             marks=self.marks,
         )
 
-    def _is_last(self, mark: Mark) -> bool:
+    def is_last(self, mark: Mark) -> bool:
+        """Whether the mark is of the step's last microbatch."""
         assert self.tape.subject is not None
         return mark.microbatch == self.tape.subject.microbatches - 1
 
@@ -106,11 +112,13 @@ class _Splice:
                 self.storages.append(_unborn(storage))
                 yield number
 
-    def _outside(self, number: int) -> bool:
+    def keeps(self, number: int) -> bool:
+        """Whether the old tape's storage is in the new one."""
         return number in self.old
 
-    def _gradients_alive(self) -> dict[str, int]:
-        return {
+    def note_gradients(self) -> None:
+        """Take the gradients that are alive now for those that the next update reads."""
+        self.gradients = {
             s.name: n
             for n, s in enumerate(self.storages)
             if s.role is Role.GRADIENT and s.name and s.born > 0 and s.died is None
@@ -118,7 +126,12 @@ class _Splice:
 
     # -- events ------------------------------------------------------------------------------------
 
-    def _play_old(self, kind: int, index: int) -> None:
+    def play(self, kind: int, index: int) -> None:
+        """Write one event of the old tape.
+
+        Raises:
+            Refused: a call uses something that the old optimizer made.
+        """
         if kind in (BIRTH, DEATH) and index not in self.old:
             return
         self.tick += 1
@@ -134,19 +147,23 @@ class _Splice:
         else:
             self.storages[self.old[index]].died = self.tick
 
-    def _updates(self) -> dict[int, list[tuple[int, int]]]:
-        """Events of each update."""
-        found: dict[int, list[tuple[int, int]]] = {step: [] for step in range(self.tape.steps)}
-        step, inside = 0, False
+    def updates(self) -> dict[int, list[list[tuple[int, int]]]]:
+        """Events of each step's update; of several where each parameter has its own, in their order."""
+        found: dict[int, list[list[tuple[int, int]]]] = {step: [] for step in range(self.tape.steps)}
+        inside = False
         for kind, index in events_of(self.update):
             if kind == MARK:
                 mark = self.update.marks[index]
-                step, inside = mark.step, mark.name == "backward_end"
+                inside = mark.name == "backward_end"
+                if inside:
+                    found[mark.step].append([])
+                    step = mark.step
             elif inside:
-                found[step].append((kind, index))
+                found[step][-1].append((kind, index))
         return found
 
-    def _play_update(self, events: list[tuple[int, int]], step: int) -> None:
+    def play_update(self, events: list[tuple[int, int]], step: int) -> None:
+        """Write the events of one update."""
         base = len(self.tape.signatures)
         for kind, index in events:
             self.tick += 1
