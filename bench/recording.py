@@ -5,7 +5,8 @@
 flops   Llama-3-8B, 1 x 2048: Preflop's account (two AdamW steps, every ledger) against FlopCounterMode
         alone, one forward and backward under FakeTensorMode.
 memory  GPT-2 and ResNet-50: Preflop's account against MemTracker's two AdamW steps.
-depth   Llama-3-405B, 1 x 2048: all 126 layers against 4, and the peak memory of the process.
+depth   Llama-3-405B, 1 x 8192: recording all 126 layers (folded) against 4, the same with every ledger, and
+        the peak memory of the process.
 start   Commands from a cold start.
 
 Contestants alternate in one process, on the same reference models. Tapes that ship with the package
@@ -25,7 +26,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-BATCH, SEQUENCE = 1, 2048
+BATCH, SEQUENCE, LONG = 1, 2048, 8192
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,21 +151,27 @@ def memory(repeats: int) -> None:
 
 def depth(repeats: int) -> None:
     import preflop
+    from preflop.folding import tape_of
     from preflop.models.build import build, example_batch
     from preflop.models.catalog import find
+    from preflop.subject import resolve
 
     whole = find("llama-3-405b")
     shallow = dataclasses.replace(whole, layers=4)
-    batch = example_batch(whole, BATCH, SEQUENCE)
+    batch = example_batch(whole, BATCH, LONG)
+
+    def record(facts: Any) -> Took:
+        return took(lambda: tape_of(resolve(lambda: build(facts), batch, precision="bf16-mixed")))
 
     def account(facts: Any) -> Took:
         return took(lambda: preflop.account(lambda: build(facts), batch, precision="bf16-mixed").ledgers)
 
-    ours, four = alternate(repeats, lambda: account(whole), lambda: account(shallow))
-    report("llama-3-405b 1 x 2048, 126 layers", ours, "4 layers", four)
+    for name, way in (("recording", record), ("account", account)):
+        ours, four = alternate(repeats, lambda way=way: way(whole), lambda way=way: way(shallow))
+        report(f"llama-3-405b {BATCH} x {LONG}, 126 layers, {name}", ours, "4 layers", four)
     code = (
         "import preflop, resource\n"
-        f"preflop.account('llama-3-405b', {{'batch_size': {BATCH}, 'sequence_length': {SEQUENCE}}},"
+        f"preflop.account('llama-3-405b', {{'batch_size': {BATCH}, 'sequence_length': {LONG}}},"
         " precision='bf16-mixed').ledgers\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )

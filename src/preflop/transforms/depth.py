@@ -292,6 +292,20 @@ def _lists(args: Any) -> Iterator[list[int]]:
             yield from _lists(value)
 
 
+@dataclass(slots=True)
+class _Program:
+    """The events of an inner segment, for any copy: base storage ids, whether they move with the copy, and
+    ticks and calls counted from the segment's begin."""
+
+    ticks: int
+    calls: list[tuple[Call, int, list[int], list[bool] | None]] = field(default_factory=list)
+    """(call, tick, ids, which of them move; None: all)."""
+    births: list[tuple[int, bool, int, int]] = field(default_factory=list)
+    """(id, whether it moves, tick, call)."""
+    deaths: list[tuple[int, bool, int]] = field(default_factory=list)
+    modules: set[int] = field(default_factory=set)
+
+
 class _Writer:
     """Writes the unfolded tape."""
 
@@ -416,54 +430,50 @@ class _Writer:
     def _play_inner(self, segment: Segment, copy: int) -> None:
         """As `_play` for a copy whose neighbours are copies too: every storage is a constant plus the
         copy's offset, so the events are compiled once."""
+        program = self._compiled(segment)
         shift = (copy - 1) * self.copy_count
-        tick, storages, calls, born = self.tick, self.storages, self.calls, self._born
-        modules: dict[int, int] = {}
-        for kind, where, moves, call in self._compiled(segment):
-            tick += 1
-            if kind == CALL:
-                if moves is None:
-                    ids = tuple([w + shift for w in where])
-                else:
-                    ids = tuple([w + shift if m else w for w, m in zip(where, moves)])
-                module = modules.get(call.module)
-                if module is None:
-                    module = modules[call.module] = self._module(call.module, _TEMPLATE, copy)
-                calls.append(
-                    Call(
-                        call.signature, ids, tick, call.phase, call.step, call.microbatch, module, call.source
-                    )
-                )
-                if born:
-                    number = len(calls) - 1
-                    for storage in born:
-                        storage.call = number
-                    born.clear()
-            else:
-                storage = storages[where + shift if moves else where]
-                if kind == BIRTH:
-                    storage.born = tick
-                    born.append(storage)
-                else:
-                    storage.died = tick
-        self.tick = tick
+        tick, first, storages = self.tick, len(self.calls), self.storages
+        modules = {module: self._module(module, _TEMPLATE, copy) for module in program.modules}
+        for storage in self._born:
+            storage.call = first
+        self._born.clear()
+        self.calls += [
+            Call(
+                call.signature, tuple([w + shift for w in where]) if moves is None else
+                tuple([w + shift if m else w for w, m in zip(where, moves)]),
+                tick + after, call.phase, call.step, call.microbatch, modules[call.module], call.source,
+            )
+            for call, after, where, moves in program.calls
+        ]  # fmt: skip
+        for where, moves, after, call in program.births:
+            storage = storages[where + shift if moves else where]
+            storage.born, storage.call = tick + after, first + call
+        for where, moves, after in program.deaths:
+            storages[where + shift if moves else where].died = tick + after
+        self.tick += program.ticks
 
-    def _compiled(self, segment: Segment) -> list[tuple[int, Any, Any, Any]]:
-        """(kind, base storage ids, whether each moves with the copy (None: all do), the call) per event."""
-        cache: dict[int, list[tuple[int, Any, Any, Any]]] = self.__dict__.setdefault("_programs", {})
+    def _compiled(self, segment: Segment) -> _Program:
+        cache: dict[int, _Program] = self.__dict__.setdefault("_programs", {})
         program = cache.get(id(segment))
         if program is None:
             self.fixed = self._fixed(segment)
-            program = cache[id(segment)] = [self._compile(kind, index) for kind, index in segment.events]
+            program = cache[id(segment)] = _Program(ticks=len(segment.events))
+            for after, (kind, index) in enumerate(segment.events, start=1):
+                self._compile(program, after, kind, index)
         return program
 
-    def _compile(self, kind: int, index: int) -> tuple[int, Any, Any, Any]:
-        if kind != CALL:
-            return (kind, *self._base(index), None)
-        call = self.tape.calls[index]
-        pairs = [self._base(storage) for storage in call.storages]
-        moves = None if all(moves for _, moves in pairs) else [moves for _, moves in pairs]
-        return CALL, [where for where, _ in pairs], moves, call
+    def _compile(self, program: _Program, after: int, kind: int, index: int) -> None:
+        if kind == CALL:
+            call = self.tape.calls[index]
+            pairs = [self._base(storage) for storage in call.storages]
+            moves = None if all(moves for _, moves in pairs) else [moves for _, moves in pairs]
+            program.calls.append((call, after, [where for where, _ in pairs], moves))
+            program.modules.add(call.module)
+        elif kind == BIRTH:
+            # What is born is the result of the call that comes next.
+            program.births.append((*self._base(index), after, len(program.calls)))
+        else:
+            program.deaths.append((*self._base(index), after))
 
     def _base(self, storage: int) -> tuple[int, bool]:
         owner = self.plan.owner[storage]
