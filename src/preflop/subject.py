@@ -21,8 +21,10 @@ from typing import Any
 from preflop.errors import BadFile, BadNumber, BadSubject, NotYet, PreflopError
 from preflop.optimizers import IN_BACKWARD, OptimizerSpec, find_optimizer
 from preflop.precision import Precision, find_precision
+from preflop.recomputation import parse as parse_recompute
 
 RECOMPUTE = ("none", "block", "selective")
+"""The modes that are compared where several are; `recomputation` knows more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,14 +197,8 @@ def _check_optimizer(spec: Any, precision: Precision, microbatches: int) -> None
 
 
 def _recompute(recompute: Any) -> Any:
-    if callable(recompute):
-        return recompute
-    if recompute in RECOMPUTE:
-        return recompute
-    raise BadSubject(
-        f"recompute is {recompute!r}; it must be one of {', '.join(RECOMPUTE)}, "
-        "or a callable from module name to bool."
-    )
+    parse_recompute(recompute)
+    return recompute
 
 
 def _callable_or_none(name: str, value: Any) -> Any:

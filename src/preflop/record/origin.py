@@ -101,6 +101,10 @@ class Origins:
                 if parameter is not None:
                     self._parameter_modules.setdefault(id(parameter), number)
 
+    def number_of(self, key: int) -> int | None:
+        """The number of the module with this `id`, where it has a path."""
+        return self._module_ids.get(key)
+
     def __enter__(self) -> Origins:
         self._handles = [
             torch_module.register_module_forward_pre_hook(self._enter_module),

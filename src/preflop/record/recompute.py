@@ -1,6 +1,6 @@
 """Activation recomputation, set on a copy of the model: which modules, and what they keep.
 
-Modules are wrapped with torch.utils.checkpoint (non-reentrant), as training code does.
+Modules are wrapped with torch.utils.checkpoint, as training code does.
 Source: https://docs.pytorch.org/docs/stable/checkpoint.html
 """
 
@@ -17,19 +17,13 @@ from torch import nn
 from torch.utils import checkpoint as torch_checkpoint
 
 from preflop.errors import BadSubject
+from preflop.recomputation import KEPT_OPERATORS, NO_BLOCKS, Manner, parse
 
-aten = torch.ops.aten
-# Selective recomputation keeps what is dear to compute: matmuls, convolutions and attention.
+
 _KEPT = {
-    aten.mm.default,
-    aten.addmm.default,
-    aten.bmm.default,
-    aten.baddbmm.default,
-    aten.convolution.default,
-    aten._scaled_dot_product_flash_attention.default,
-    aten._scaled_dot_product_efficient_attention.default,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten._scaled_dot_product_cudnn_attention.default,
+    getattr(torch.ops.aten, name.removeprefix("aten.")).default
+    for name in KEPT_OPERATORS
+    if hasattr(torch.ops.aten, name.removeprefix("aten."))
 }
 
 
@@ -39,24 +33,20 @@ def apply_recompute(model: nn.Module, recompute: str | Callable[[str], bool]) ->
     Raises:
         BadSubject: nothing matches, or the model has no repeated blocks.
     """
-    if recompute == "none":
+    wanted = parse(recompute)
+    if wanted is None:
         return
-    if callable(recompute):
-        chosen = [module for name, module in model.named_modules() if name and recompute(name)]
-        if not chosen:
-            names = [name for name, _ in model.named_modules() if name]
-            raise BadSubject(
-                "recompute= chose no module.\n"
-                f"  It is called with each module's name: {', '.join(names[:5])}, ..."
-            )
+    if wanted.chosen is not None:
+        named = dict(model.named_modules())
+        chosen = [named[name] for name in wanted.of_modules(list(named))]
     else:
-        chosen = blocks_of(model)
-    _without_cache(model)
+        chosen = wanted.of_blocks(blocks_of(model))
+    without_cache(model)
     for module in chosen:
-        _wrap(module, selective=recompute == "selective")
+        _wrap(module, wanted.manner)
 
 
-def _without_cache(model: nn.Module) -> None:
+def without_cache(model: nn.Module) -> None:
     """A cache of keys and values grows when a block is run again, so models that keep one switch it off
     under checkpointing (transformers does, with a warning)."""
     if "use_cache" in inspect.signature(model.forward).parameters:
@@ -69,6 +59,14 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     Raises:
         BadSubject: there are none.
     """
+    found = repeated_blocks(model)
+    if not found:
+        raise BadSubject(NO_BLOCKS)
+    return found
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """As `blocks_of`; none where there are none."""
     found: list[nn.Module] = []
     inside: set[int] = set()
     for module in model.modules():
@@ -81,11 +79,6 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
             if type(child) in repeated:
                 found.append(child)
                 inside.update(id(inner) for inner in child.modules())
-    if not found:
-        raise BadSubject(
-            "this model has no repeated blocks (members of one nn.ModuleList or nn.Sequential).\n"
-            "  Give recompute= a callable from module name to bool (in Python), or 'none'."
-        )
     return found
 
 
@@ -99,9 +92,18 @@ def _contexts() -> Any:
     return torch_checkpoint.create_selective_checkpoint_contexts(_policy)
 
 
-def _wrap(module: nn.Module, *, selective: bool) -> None:
+def _wrap(module: nn.Module, manner: Manner) -> None:
     forward = module.forward
+    if manner is Manner.REENTRANT:
+        module.forward = partial(_reentrant, forward)
+        return
     options: dict[str, Any] = {"use_reentrant": False}
-    if selective:
+    if manner is Manner.SELECTIVE:
         options["context_fn"] = _contexts
     module.forward = partial(torch_checkpoint.checkpoint, forward, **options)
+
+
+def _reentrant(forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """The reentrant kind takes no keywords; they are bound, as transformers' GradientCheckpointingLayer does
+    (transformers/modeling_layers.py)."""
+    return torch_checkpoint.checkpoint(partial(forward, **kwargs), *args, use_reentrant=True)

@@ -36,6 +36,7 @@ from preflop.record.fake import (
     strided,
     written_inputs,
 )
+from preflop.record.lives import Lives, LongTable
 from preflop.record.masks import MAKERS, Count, attended_pairs, count_made
 from preflop.record.origin import Origins
 from preflop.record.storages import StorageTable, dtype_name
@@ -75,10 +76,12 @@ class Recorder(TorchDispatchMode):
         """Leave torch._dynamo alone: wrapping each call for it costs its import and 1 us a call."""
         return False
 
-    def __init__(self) -> None:
+    def __init__(self, *, lives: bool = False) -> None:
+        """With `lives`, the tape says what held each tensor (see `tape.lives`)."""
         super().__init__()
         self.kernels = FakeKernels()
-        self.table = StorageTable()
+        self.table = LongTable() if lives else StorageTable()
+        self.lives = Lives(self, self.table) if isinstance(self.table, LongTable) else None
         self.origins = Origins()
         self.recording = True
         self.step = 0
@@ -160,7 +163,13 @@ class Recorder(TorchDispatchMode):
         self.marks.append(Mark(self.table.next_tick(), name, self.step, self.microbatch))
 
     def tape(self, subject: SubjectInfo | None, steps: int) -> Tape:
-        """What was recorded."""
+        """What was recorded.
+
+        Raises:
+            Refused: with `lives`, something was seen that the notes cannot say.
+        """
+        if self.lives is not None:
+            self.lives.close()
         self.table.order_deaths()
         tape = Tape(
             subject=subject,
@@ -175,7 +184,7 @@ class Recorder(TorchDispatchMode):
             steps=steps,
         )
         self.table.close()
-        return tape
+        return tape if self.lives is None else self.lives.write_into(tape)
 
     # -- one call --------------------------------------------------------------------------------
 
@@ -488,7 +497,7 @@ class Recorder(TorchDispatchMode):
     def _write(self, signature: int, tensors: list[torch.Tensor], outputs: list[Any]) -> None:
         table = self.table
         number = len(self.calls)
-        storages = [self._input_storage(tensor) for tensor in tensors]
+        storages = [self.storage_of(tensor) for tensor in tensors]
         storages += [table.born(output, number) for output in outputs if output is not None]
         origin = self.origins.of_call()
         if origin.phase is Phase.BACKWARD:
@@ -509,7 +518,8 @@ class Recorder(TorchDispatchMode):
             )
         )
 
-    def _input_storage(self, tensor: torch.Tensor) -> int:
+    def storage_of(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor's storage; memory that was never seen is entered."""
         number = self.table.known(tensor)
         if number is None:
             # Memory that no call made and nobody declared: a plain tensor attribute, a closure's.

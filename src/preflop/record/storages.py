@@ -30,6 +30,10 @@ class StorageTable:
         self.tick += 1
         return self.tick
 
+    def living(self) -> set[int]:
+        """The storages that are alive."""
+        return set(self.alive.values())
+
     def known(self, tensor: torch.Tensor) -> int | None:
         """Our id of the tensor's storage, or None where it was never seen."""
         return self.alive.get(id(tensor.untyped_storage()))

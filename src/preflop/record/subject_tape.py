@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from preflop.record import prepare
 from preflop.record.fold import LEAST_SAVED, Fold, cut
 from preflop.record.loop import default_loss, loss_assumption, train_step
 from preflop.record.optimizers import InBackward, build_optimizer, named_parameters
-from preflop.record.recompute import apply_recompute
+from preflop.record.recompute import apply_recompute, repeated_blocks, without_cache
 from preflop.record.recorder import Recorder
 from preflop.record.target import target_rules
 from preflop.subject import Subject, users_error
@@ -27,13 +28,17 @@ STEPS = 2
 """The first makes the optimizer's states, the second is the steady state."""
 
 
-def record_subject(subject: Subject) -> Tape:
+def record_subject(subject: Subject, *, lives: bool = False) -> Tape:
     """The tape of two optimizer steps of the subject, every call recorded.
+
+    Args:
+        lives: annotate it with what held each tensor (see `tape.lives`), for `transforms.recompute`.
 
     Raises:
         PreflopError: the subject cannot be built or run; its own error is given once.
+        Refused: with `lives`, something was seen that the notes cannot say.
     """
-    return _record(subject, [], [])
+    return _record(subject, [], [], lives=lives)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +51,12 @@ class CutTape:
     """Why a stack was left whole."""
 
 
-def record_cut(subject: Subject, least_period: int = 1) -> CutTape:
+def record_cut(subject: Subject, least_period: int = 1, *, lives: bool = False) -> CutTape:
     """As `record_subject`, of the model with each stack of equal blocks cut down to a few.
 
     Args:
         least_period: see `fold.cut`.
+        lives: see `record_subject`.
 
     Raises:
         PreflopError: as `record_subject`; also where only the cut model does not run.
@@ -63,23 +69,31 @@ def record_cut(subject: Subject, least_period: int = 1) -> CutTape:
                 subject, make_model=partial(layers.build, RECORDED * least_period)
             )
             stack = Stack(layers.path, 0, least_period, instances)
-            return CutTape(_record(fewer, [], []), (stack,), ())
+            return CutTape(_record(fewer, [], [], lives=lives), (stack,), ())
     folds: list[Fold] = []
     reasons: list[str] = []
-    tape = _record(subject, folds, reasons, least_period=least_period)
+    tape = _record(subject, folds, reasons, least_period=least_period, lives=lives)
     return CutTape(tape, tuple(fold.stack for fold in folds), tuple(reasons))
 
 
 def _record(
-    subject: Subject, folds: list[Fold], reasons: list[str], *, least_period: int | None = None
+    subject: Subject,
+    folds: list[Fold],
+    reasons: list[str],
+    *,
+    least_period: int | None = None,
+    lives: bool = False,
 ) -> Tape:
     """One recording. With `least_period`, stacks are cut: what was cut, and why something was not, go
     into the lists."""
-    recorder = Recorder()
+    recorder = Recorder(lives=lives)
     with recorder:
         recorder.recording = False
         model = prepare.fake_model(subject, recorder)
         apply_recompute(model, subject.recompute)
+        if recorder.lives is not None:
+            without_cache(model)
+            recorder.lives.wrap(model, repeated_blocks(model))
         if least_period is not None:
             cut_down, left = cut(model, least_period)
             folds.extend(cut_down)
@@ -130,20 +144,22 @@ def _run(
     def observe(name: str, microbatch: int) -> None:
         _observe(recorder, model, optimizer, name, microbatch)
 
+    hooks = nullcontext() if recorder.lives is None else recorder.lives.hooks()
     for step in range(STEPS):
         recorder.step = step
         try:
-            train_step(
-                model,
-                batch,
-                subject.loss or stated_loss,
-                optimizer,
-                autocast_dtype=autocast,
-                scaler=scaler,
-                microbatches=subject.microbatches,
-                keep_output=subject.keep_output,
-                observe=observe,
-            )
+            with hooks:
+                train_step(
+                    model,
+                    batch,
+                    subject.loss or stated_loss,
+                    optimizer,
+                    autocast_dtype=autocast,
+                    scaler=scaler,
+                    microbatches=subject.microbatches,
+                    keep_output=subject.keep_output,
+                    observe=observe,
+                )
         except PreflopError:
             raise
         except Exception as error:
@@ -183,7 +199,7 @@ def _name_gradient(recorder: Recorder, names: dict[torch.Tensor, str], parameter
 
 def _activations(recorder: Recorder) -> None:
     """What forward made and is alive when it ends is kept for backward."""
-    for number in recorder.table.alive.values():
+    for number in recorder.table.living():
         storage = recorder.table.storages[number]
         if storage.role is Role.TEMPORARY:
             storage.role = Role.ACTIVATION

@@ -1,0 +1,74 @@
+"""Annotated tapes: besides what a step did, what held each of its tensors.
+
+A plain tape says when memory died, not why it lived: Python may hold a tensor, or autograd for backward.
+Recomputation takes away what autograd holds, so a tape that is to be transformed (`transforms.recompute`)
+says more. It says so in *notes*: calls that torch never made, of operators `life.*`, in their places among
+the others. So whatever acts on calls (depth, accumulation, sizes, files) carries them along; `plain` removes
+them. Ledgers want plain tapes.
+
+    life.enter (grad, block)  a module's forward begins; storages: the tensors it was given
+    life.exit                 it ends
+    life.save                 autograd keeps the storage for backward; module: the innermost one running
+    life.drop                 nothing but autograd holds the storage any more
+    life.unpack               backward asks for the first tensor of a module's call
+    life.let_go               backward lets go of the saved tensor it was given, at another time than ...
+    life.release              ... autograd gives up what it kept
+    life.escape               the same, but what backward was given lives on, until its `life.let_go`
+
+May import: tape.events, tape.replay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from preflop.tape.events import Call, Signature, Tape
+from preflop.tape.replay import BIRTH, CALL, DEATH, events_of
+
+PREFIX = "life."
+ENTER, EXIT = "life.enter", "life.exit"
+SAVE, DROP, UNPACK = "life.save", "life.drop", "life.unpack"
+LET_GO, RELEASE, ESCAPE = "life.let_go", "life.release", "life.escape"
+
+
+def note(op: str, *args: bool) -> Signature:
+    """The signature of a note."""
+    return Signature(op, "", args, (), (), (), (), ())
+
+
+def annotated(tape: Tape) -> bool:
+    """Whether the tape says what held its tensors."""
+    return any(signature.op.startswith(PREFIX) for signature in tape.signatures)
+
+
+def plain(tape: Tape) -> Tape:
+    """The tape without its notes; itself where it has none."""
+    if not annotated(tape):
+        return tape
+    numbers: dict[int, int] = {}
+    for number, signature in enumerate(tape.signatures):
+        if not signature.op.startswith(PREFIX):
+            numbers[number] = len(numbers)
+    storages = [dataclasses.replace(storage) for storage in tape.storages]
+    calls: list[Call] = []
+    marks = list(tape.marks)
+    renamed = {-1: -1}
+    tick = 0
+    for kind, index in events_of(tape):
+        if kind == CALL and tape.calls[index].signature not in numbers:
+            continue
+        tick += 1
+        if kind == CALL:
+            call = tape.calls[index]
+            renamed[index] = len(calls)
+            calls.append(dataclasses.replace(call, signature=numbers[call.signature], tick=tick))
+        elif kind == BIRTH:
+            storages[index].born = tick
+        elif kind == DEATH:
+            storages[index].died = tick
+        else:
+            marks[index] = dataclasses.replace(marks[index], tick=tick)
+    for storage in storages:
+        storage.call = renamed[storage.call]
+    signatures = [tape.signatures[number] for number in numbers]
+    return dataclasses.replace(tape, signatures=signatures, calls=calls, storages=storages, marks=marks)
