@@ -235,7 +235,7 @@ class Lives:
         saved.held = False
         saved.let_go = self.table.next_tick()
         if saved.released:
-            self._note(words.note(words.LET_GO), saved.module, (saved.number,), Phase.BACKWARD)
+            self._note(words.note(words.GONE), saved.module, (saved.number,), Phase.BACKWARD)
 
     def released(self, saved: _Saved) -> None:
         """Autograd gave up a saved tensor."""

@@ -11,9 +11,9 @@ them. Ledgers want plain tapes.
     life.save                 autograd keeps the storage for backward; module: the innermost one running
     life.drop                 nothing but autograd holds the storage any more
     life.unpack               backward asks for the first tensor of a module's call
-    life.let_go               backward lets go of the saved tensor it was given, at another time than ...
+    life.let_go               backward lets go of what it was given of a saved tensor, earlier than ...
     life.release              ... autograd gives up what it kept
-    life.escape               the same, but what backward was given lives on, until its `life.let_go`
+    life.escape               the same, but what backward was given lives on, until its `life.gone`
 
 May import: tape.events, tape.replay.
 """
@@ -28,7 +28,8 @@ from preflop.tape.replay import BIRTH, CALL, DEATH, events_of
 PREFIX = "life."
 ENTER, EXIT = "life.enter", "life.exit"
 SAVE, DROP, UNPACK = "life.save", "life.drop", "life.unpack"
-LET_GO, RELEASE, ESCAPE = "life.let_go", "life.release", "life.escape"
+LET_GO, RELEASE = "life.let_go", "life.release"
+ESCAPE, GONE = "life.escape", "life.gone"
 
 
 def note(op: str, *args: bool) -> Signature:

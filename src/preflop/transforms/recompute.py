@@ -1,0 +1,476 @@
+"""Recomputation: the tape of a step that runs chosen modules again in backward, from one that does not.
+
+The tape must be annotated (`tape.lives`): it says when Python let go of each tensor, what autograd kept of
+it and in which module, and when backward first asked for something of a module's call. From that follows
+what torch.utils.checkpoint makes of the step (torch/utils/checkpoint.py, `use_reentrant=False`):
+
+1. In forward nothing that autograd keeps in a chosen module's call (a *region*) is held. What the module was
+   given is, and a copy of the CPU's random state, until autograd has given up all it kept in the region.
+2. When backward first asks for something kept in a region, the region's calls are made again, up to the last
+   tensor that autograd kept (early stop). What was kept is then held by the new tensors, each until backward
+   lets go of it; what else was made dies at the stop.
+3. Selective: results of the kept operators are held too, from forward until they are used in the rerun, where
+   their calls are left out.
+
+Every hold is counted, and memory dies with its last one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from preflop.errors import BadSubject
+from preflop.recomputation import KEPT_OPERATORS, NO_BLOCKS, Manner, Recomputation, parse
+from preflop.tape import lives
+from preflop.tape.events import Call, Mark, Phase, Role, Storage, Tape
+from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of
+from preflop.tape.stack import Refused
+
+RANDOM_STATE_BYTES = 5056
+"""Bytes of the CPU generator's state (torch.get_rng_state), a legacy struct of a Mersenne twister:
+`CPUGeneratorImplStateLegacy` and more in aten/src/ATen/CPUGeneratorImpl.cpp."""
+
+
+def recompute(tape: Tape, *, how: str | Callable[[str], bool]) -> Tape:
+    """The tape of the same step with chosen modules run again in backward.
+
+    Args:
+        tape: annotated, of a step that recomputes nothing.
+        how: as `recompute=` of `preflop.account`.
+
+    Returns:
+        A plain tape. With "none", the tape without its notes.
+
+    Raises:
+        BadSubject: the word is not known, or chooses no module of the tape.
+        Refused: what torch would do does not follow from the tape; record it anew.
+    """
+    wanted = parse(how)
+    if wanted is None:
+        return lives.plain(tape)
+    if tape.subject is None or not lives.annotated(tape):
+        raise Refused("the tape does not say what held its tensors")
+    if wanted.manner is Manner.REENTRANT:
+        raise Refused("a backward within backward adds its gradients otherwise")
+    if any(call.phase is Phase.RECOMPUTE for call in tape.calls):
+        raise Refused("the model recomputes by itself")
+    name = how if isinstance(how, str) else getattr(how, "__qualname__", type(how).__name__)
+    made = _Rerun(tape, wanted, _chosen(tape, wanted)).run()
+    return dataclasses.replace(made, subject=dataclasses.replace(tape.subject, recompute=name))
+
+
+def _chosen(tape: Tape, wanted: Recomputation) -> set[int]:
+    """The modules that run again, by number."""
+    if wanted.chosen is not None:
+        names = set(wanted.of_modules(tape.modules))
+        return {number for number, path in enumerate(tape.modules) if path in names}
+    blocks = {
+        call.module
+        for call in tape.calls
+        if tape.signatures[call.signature].op == lives.ENTER and tape.signatures[call.signature].args[1]
+    }
+    if not blocks:
+        raise BadSubject(NO_BLOCKS)
+    containers = {path: number for number, path in reversed(list(enumerate(tape.modules)))}
+
+    def place(module: int) -> tuple[int, int]:
+        container, _, name = tape.modules[module].rpartition(".")
+        return containers.get(container, 0), int(name) if name.isdigit() else module
+
+    return set(wanted.of_blocks(sorted(blocks, key=place)))
+
+
+@dataclass(eq=False, slots=True)
+class _Saved:
+    """One tensor that autograd keeps."""
+
+    storage: int
+    """Its number on the recorded tape."""
+    region: _Region | None
+    """The call of a chosen module in which it was kept."""
+    holds: int | None = None
+    """The storage of the new tape that is held for it."""
+    given_up: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Region:
+    """One call of a chosen module in which gradients are wanted."""
+
+    module: int
+    events: list[tuple[int, int]] = field(default_factory=list)
+    """What happened in it, notes included."""
+    saved: list[_Saved] = field(default_factory=list)
+    left: int = 0
+    """Kept tensors that autograd has not given up."""
+    held: list[int] = field(default_factory=list)
+    """Storages held for it: what it was given, and the random state."""
+    results: dict[int, list[int]] = field(default_factory=dict)
+    """Selective: call -> the storages that are held of its results."""
+    again: dict[int, int] = field(default_factory=dict)
+    """Once it ran again: recorded storage -> storage of the new tape."""
+    over: bool = False
+    ran: bool = False
+
+
+_Key = tuple[int, int]
+"""(module, storage) of a saved tensor."""
+
+
+class _Holds:
+    """Storages of the new tape, alive as long as something holds them."""
+
+    def __init__(self, storages: list[Storage]) -> None:
+        self.storages = [_unborn(storage) for storage in storages]
+        self.tick = 0
+        self.counts = {number: 1 for number, storage in enumerate(storages) if storage.born == 0}
+        self.unmade: list[int] = []
+        """Born for the next call."""
+
+    def born(self, number: int, *, made: bool) -> None:
+        """A storage begins to live, held once."""
+        self.tick += 1
+        self.storages[number].born = self.tick
+        self.counts[number] = 1
+        if made:
+            self.unmade.append(number)
+
+    def new(self, like: Storage, *, made: bool) -> int:
+        """A storage more, held once."""
+        self.storages.append(_unborn(like))
+        self.born(len(self.storages) - 1, made=made)
+        return len(self.storages) - 1
+
+    def hold(self, number: int) -> None:
+        """One more holds it."""
+        if number not in self.counts:
+            raise Refused("a tensor is kept that would be gone")
+        self.counts[number] += 1
+
+    def release(self, number: int) -> None:
+        """One less; with the last one it dies."""
+        self.counts[number] -= 1
+        if not self.counts[number]:
+            del self.counts[number]
+            self.tick += 1
+            self.storages[number].died = self.tick
+
+
+class _Rerun:
+    """Plays the recorded events, counting what holds each storage."""
+
+    def __init__(self, tape: Tape, wanted: Recomputation, chosen: set[int]) -> None:
+        self.tape = tape
+        self.chosen = chosen
+        self.selective = wanted.manner is Manner.SELECTIVE
+        self.ops = [signature.op for signature in tape.signatures]
+        self.numbers = {n: i for i, n in enumerate(n for n, op in enumerate(self.ops) if not _is_note(op))}
+        self.holds = _Holds(tape.storages)
+        self.calls: list[Call] = []
+        self.marks: list[Mark] = []
+        self.python = set(self.holds.counts)
+        """Recorded storages that Python, or anything but autograd's saving, still holds."""
+        self.region: _Region | None = None
+        self.unwanted: list[int] = []
+        """The chosen module that runs without gradients: the random state it holds."""
+        self.home: dict[int, _Region] = {}
+        """Recorded storages born in a region."""
+        self.kept: dict[_Key, list[_Saved]] = defaultdict(list)
+        self.escaped: dict[_Key, list[_Saved]] = defaultdict(list)
+
+    def run(self) -> Tape:
+        for kind, index in events_of(self.tape):
+            if self.region is not None:
+                self.region.events.append((kind, index))
+            if kind == MARK:
+                self._mark(self.tape.marks[index])
+            elif kind == BIRTH:
+                self._birth(index)
+            elif kind == DEATH:
+                self._python_lets_go(index)
+            elif _is_note(self.ops[self.tape.calls[index].signature]):
+                self._note(self.tape.calls[index])
+            else:
+                self._call(index)
+        return dataclasses.replace(
+            self.tape,
+            signatures=[self.tape.signatures[number] for number in self.numbers],
+            calls=self.calls,
+            storages=self.holds.storages,
+            marks=self.marks,
+        )
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def _mark(self, mark: Mark) -> None:
+        self.holds.tick += 1
+        self.marks.append(dataclasses.replace(mark, tick=self.holds.tick))
+        if mark.name == "forward_end":
+            for number in self.holds.counts:
+                if self.holds.storages[number].role is Role.TEMPORARY:
+                    self.holds.storages[number].role = Role.ACTIVATION
+
+    def _birth(self, number: int) -> None:
+        self.holds.born(number, made=self.tape.storages[number].call >= 0)
+        self.python.add(number)
+        if self.region is not None:
+            self.home[number] = self.region
+
+    def _python_lets_go(self, number: int) -> None:
+        if number in self.python:
+            self.python.remove(number)
+            self.holds.release(number)
+
+    def _call(self, index: int) -> None:
+        call = self.tape.calls[index]
+        self._write(call, tuple(self._meant(storage, call) for storage in call.storages))
+        region = self.region
+        if region is None:
+            return
+        if call.phase is Phase.BACKWARD:
+            raise Refused("backward runs inside a chosen module")
+        signature = self.tape.signatures[call.signature]
+        if self.selective and signature.op in KEPT_OPERATORS and signature.overload == "default":
+            results = list(call.storages[len(signature.inputs) :])
+            region.results[index] = results
+            for number in results:
+                self.holds.hold(number)
+
+    def _meant(self, storage: int, call: Call) -> int:
+        """The storage of the new tape that a call uses for a recorded one."""
+        region = self.home.get(storage)
+        again = storage if region is None else region.again.get(storage, storage)
+        inside = region is not None and self._within(call.module, region)
+        first, second = (again, storage) if inside else (storage, again)
+        if first in self.holds.counts:
+            return first
+        if second in self.holds.counts:
+            return second
+        raise Refused(f"{self.ops[call.signature]} uses a tensor that would be gone")
+
+    def _within(self, module: int, region: _Region) -> bool:
+        if module == region.module:
+            return True
+        return self.tape.modules[module].startswith(self.tape.modules[region.module] + ".")
+
+    def _write(self, call: Call, storages: tuple[int, ...], **changed: Any) -> None:
+        holds = self.holds
+        holds.tick += 1
+        for number in holds.unmade:
+            holds.storages[number].call = len(self.calls)
+        holds.unmade.clear()
+        signature = self.numbers[call.signature]
+        self.calls.append(
+            dataclasses.replace(call, signature=signature, storages=storages, tick=holds.tick, **changed)
+        )
+
+    # -- notes -------------------------------------------------------------------------------------
+
+    def _note(self, call: Call) -> None:
+        op = self.ops[call.signature]
+        if op == lives.DROP:
+            self._python_lets_go(call.storages[0])
+        elif op in (lives.ENTER, lives.EXIT):
+            if call.module in self.chosen:
+                (self._enter if op == lives.ENTER else self._exit)(call)
+        elif op == lives.SAVE:
+            self._save(call)
+        elif op == lives.UNPACK:
+            region = self.kept[_key(call)][-1].region
+            if region is not None and not region.ran:
+                self._run_again(region, call)
+        elif op in (lives.RELEASE, lives.ESCAPE):
+            self._give_up(call, escapes=op == lives.ESCAPE)
+        elif op == lives.GONE:
+            self._forget(self.escaped[_key(call)].pop())
+        elif op == lives.LET_GO:
+            saved = self.kept[_key(call)][-1]
+            if saved.region is not None:
+                self._forget(saved)
+
+    def _enter(self, call: Call) -> None:
+        if self.region is not None or self.unwanted:
+            raise Refused("one chosen module runs inside another")
+        state = self.holds.new(_RANDOM_STATE, made=False)
+        if not self.tape.signatures[call.signature].args[0]:
+            self.unwanted = [state]
+            return
+        self.region = _Region(call.module, held=[state, *call.storages])
+        for number in call.storages:
+            self.holds.hold(number)
+
+    def _exit(self, call: Call) -> None:
+        region, self.region = self.region, None
+        for number in self.unwanted:
+            self.holds.release(number)
+        self.unwanted = []
+        if region is not None:
+            region.over = True
+            self._end(region)
+
+    def _end(self, region: _Region) -> None:
+        """With the last kept tensor, what is held for the region goes."""
+        if region.left or not region.over:
+            return
+        for number in (*region.held, *(n for results in region.results.values() for n in results)):
+            self.holds.release(number)
+        region.held, region.results = [], {}
+
+    def _save(self, call: Call) -> None:
+        saved = _Saved(call.storages[0], self.region)
+        self.kept[_key(call)].append(saved)
+        if self.region is not None:
+            self.region.saved.append(saved)
+            self.region.left += 1
+            return
+        saved.holds = self._meant(saved.storage, call)
+        self.holds.hold(saved.holds)
+
+    def _give_up(self, call: Call, *, escapes: bool) -> None:
+        saved = self.kept[_key(call)].pop()
+        saved.given_up = True
+        if escapes:
+            self.escaped[_key(call)].append(saved)
+        else:
+            self._forget(saved)
+        if saved.region is not None:
+            saved.region.left -= 1
+            self._end(saved.region)
+
+    def _forget(self, saved: _Saved) -> None:
+        if saved.holds is not None:
+            self.holds.release(saved.holds)
+            saved.holds = None
+
+    # -- running again -----------------------------------------------------------------------------
+
+    def _run_again(self, region: _Region, at: Call) -> None:
+        """The region's calls once more, up to the last tensor that autograd kept."""
+        region.ran = True
+        state = self.holds.new(_RANDOM_STATE, made=False)
+        _Again(self, region, at).run()
+        self.holds.release(state)
+
+
+class _Again:
+    """One rerun of a region."""
+
+    def __init__(self, rerun: _Rerun, region: _Region, at: Call) -> None:
+        self.rerun, self.region, self.at = rerun, region, at
+        self.tape, self.holds = rerun.tape, rerun.holds
+        self.python: set[int] = set()
+        """Recorded storages whose new ones Python holds."""
+        self.graph: dict[_Key, list[int]] = defaultdict(list)
+        """Storages that the rerun's own graph holds."""
+        self.seen = 0
+        """Saved tensors that were made again."""
+
+    def run(self) -> None:
+        for kind, index in self.region.events:
+            if kind == BIRTH:
+                self._birth(index)
+            elif kind == DEATH:
+                self._python_lets_go(index)
+            elif kind == CALL and _is_note(self.rerun.ops[self.tape.calls[index].signature]):
+                self._note(self.tape.calls[index])
+                if self.seen == len(self.region.saved):
+                    break
+            elif kind == CALL:
+                self._call(index)
+        for number in sorted(self.python):
+            self.holds.release(self.region.again[number])
+        for numbers in self.graph.values():
+            for number in numbers:
+                self.holds.release(number)
+
+    def _birth(self, number: int) -> None:
+        storage = self.tape.storages[number]
+        if storage.call in self.region.results:
+            return
+        self.region.again[number] = self.holds.new(storage, made=storage.call >= 0)
+        self.python.add(number)
+
+    def _python_lets_go(self, number: int) -> None:
+        if number in self.python:
+            self.python.remove(number)
+            self.holds.release(self.region.again[number])
+
+    def _call(self, index: int) -> None:
+        kept = self.region.results.pop(index, None)
+        if kept is not None:
+            for number in kept:  # held for the region until now, by Python from here
+                if number in self.region.again:
+                    self.holds.release(number)
+                self.region.again[number] = number
+                self.python.add(number)
+            return
+        call = self.tape.calls[index]
+        path = self.tape.modules[self.region.module] + "."
+        self.rerun._write(
+            call,
+            tuple(self._meant(storage) for storage in call.storages),
+            phase=Phase.RECOMPUTE,
+            step=self.at.step,
+            microbatch=self.at.microbatch,
+            module=call.module if self.tape.modules[call.module].startswith(path) else 0,
+        )
+
+    def _meant(self, number: int) -> int:
+        if self.rerun.home.get(number) is self.region:
+            found = self.region.again.get(number)
+        else:
+            found = number
+            if self._is_cast(number):
+                raise Refused("a cast of a parameter is shared between a chosen module and others")
+        if found is None or found not in self.holds.counts:
+            raise Refused("a chosen module uses a tensor from outside that would be gone")
+        return found
+
+    def _is_cast(self, number: int) -> bool:
+        """Whether autocast's cache may have given the tensor; in the rerun it would be made anew."""
+        maker = self.tape.storages[number].call
+        if maker < 0 or self.rerun.ops[self.tape.calls[maker].signature] != "aten._to_copy":
+            return False
+        return self.tape.storages[self.tape.calls[maker].storages[0]].role is Role.PARAMETER
+
+    def _note(self, call: Call) -> None:
+        op = self.rerun.ops[call.signature]
+        if op == lives.DROP:
+            self._python_lets_go(call.storages[0])
+        elif op == lives.SAVE:
+            self._save(call)
+        elif op in (lives.RELEASE, lives.ESCAPE) and self.graph.get(_key(call)):
+            self.holds.release(self.graph[_key(call)].pop())
+
+    def _save(self, call: Call) -> None:
+        saved = self.region.saved[self.seen]
+        self.seen += 1
+        number = self._meant(saved.storage)
+        self.holds.hold(number)
+        self.graph[_key(call)].append(number)
+        if not saved.given_up:
+            saved.holds = number
+            self.holds.hold(number)
+
+
+def _key(call: Call) -> _Key:
+    return call.module, call.storages[0]
+
+
+def _is_note(op: str) -> bool:
+    return op.startswith(lives.PREFIX)
+
+
+_RANDOM_STATE = Storage(
+    RANDOM_STATE_BYTES, "uint8", (RANDOM_STATE_BYTES,), 0, None, Role.TEMPORARY
+)
+
+
+def _unborn(storage: Storage) -> Storage:
+    role = Role.TEMPORARY if storage.role is Role.ACTIVATION else storage.role
+    return dataclasses.replace(storage, born=min(storage.born, 0), died=None, call=-1, role=role)
