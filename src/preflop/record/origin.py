@@ -175,6 +175,7 @@ class Origins:
         """Phase, and the innermost user line below whatever decides the phase."""
         kinds = self._kinds
         source = -1
+        recomputes = False
         while frame is not None:
             code = frame.f_code
             kind = kinds.get(code)
@@ -184,12 +185,14 @@ class Origins:
                 if source < 0:
                     source = self._line(code, frame.f_lineno)
             elif kind == FrameKind.ENGINE:
-                return Phase.BACKWARD, max(source, 0)
+                return Phase.RECOMPUTE if recomputes else Phase.BACKWARD, max(source, 0)
             elif kind == FrameKind.OPTIMIZER:
                 return Phase.OPTIMIZER, max(source, 0)
             elif kind == FrameKind.CHECKPOINT:
-                if _current_node() is not None:
-                    return Phase.RECOMPUTE, max(source, 0)
+                # The innermost one may be selective recomputation's mode, with the user's line above it.
+                recomputes = recomputes or _current_node() is not None
+                if recomputes and source >= 0:
+                    return Phase.RECOMPUTE, source
             elif kind == FrameKind.LOOP:
                 break
             frame = frame.f_back
