@@ -31,7 +31,7 @@ NUMPY_MODULES = {"preflop.ledgers.memory"}
 
 # What stands under everything: names, numbers and words.
 LEAVES = {"units", "errors", "quantity", "files", "strides", "collection"}
-FACTS = {"precision", "optimizers", "dtypes"}
+FACTS = {"precision", "optimizers", "dtypes", "recomputation"}
 COUNTS = {"tape", "ops", "ledgers", "account"}
 # Room -> the rooms it may import, beside itself and the leaves. Imports point left along the law:
 # subject -> record -> tape -> transforms -> ledgers -> timing -> plan -> report.
@@ -45,11 +45,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "precision": set(),
     "optimizers": set(),
     "dtypes": set(),
+    "recomputation": set(),
     "tape": set(),
     "ops": {"tape"},
     "account": {"tape"},
     "ledgers": COUNTS,
-    "transforms": {"tape", "ops"},
+    "transforms": {"tape", "ops", "recomputation"},
     "formulas": set(),
     "hardware": set(),
     # Where a tape meets a device's allocator.

@@ -94,7 +94,7 @@ class Recomputation:
         return found
 
 
-def parse(recompute: str | Callable[[str], bool]) -> Recomputation | None:
+def parse(recompute: Any) -> Recomputation | None:
     """What `recompute=` means; None for "none".
 
     Words: `block`, `selective`, `block-reentrant`, each alone (every repeated block), with a number
@@ -116,7 +116,7 @@ def parse(recompute: str | Callable[[str], bool]) -> Recomputation | None:
         return Recomputation(Manner.BLOCK, chosen=recompute)
     if recompute == NONE:
         return None
-    word, colon, which = recompute.partition(":") if isinstance(recompute, str) else ("", "", "")
+    word, colon, which = str(recompute).partition(":")
     manners = {manner.value: manner for manner in Manner}
     if word in manners and not colon:
         return Recomputation(manners[word], words=recompute)
@@ -131,6 +131,16 @@ def parse(recompute: str | Callable[[str], bool]) -> Recomputation | None:
         "(block:2 for every second block), a pattern of module names ('transformer.h.*'), "
         "or in Python a callable from module name to bool."
     )
+
+
+def alike(recompute: str | Callable[[str], bool]) -> bool:
+    """Whether all repeated blocks are treated alike, whatever their number.
+
+    >>> alike("selective"), alike("block:2")
+    (True, False)
+    """
+    wanted = parse(recompute)
+    return wanted is None or (wanted.chosen is None and wanted.every == 1)
 
 
 def _matcher(pattern: str) -> Callable[[str], bool]:

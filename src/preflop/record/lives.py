@@ -175,7 +175,8 @@ class Lives:
         if module is None or not self.recorder.recording:
             return forward(*args, **kwargs)
         given = dict.fromkeys(self.recorder.storage_of(t) for t in tensors_within((args, kwargs)))
-        self._note(words.note(words.ENTER, torch.is_grad_enabled(), block), module, tuple(given))
+        entered = words.note(words.ENTER, torch.is_grad_enabled(), block)
+        self._note(entered, module, tuple(given), source=self.recorder.origins.line())
         self._open.append(_Region(module))
         try:
             return forward(*args, **kwargs)
@@ -267,6 +268,7 @@ class Lives:
         storages: tuple[int, ...],
         phase: Phase = Phase.FORWARD,
         tick: int | None = None,
+        source: int = 0,
     ) -> None:
         recorder = self.recorder
         self._notes.append(
@@ -278,7 +280,7 @@ class Lives:
                 recorder.step,
                 recorder.microbatch,
                 module,
-                0,
+                source,
             )
         )
 

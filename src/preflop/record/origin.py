@@ -147,6 +147,10 @@ class Origins:
                 self._last_sequence = following
         return Origin(phase, module, source)
 
+    def line(self) -> int:
+        """The innermost line of the user's."""
+        return self._look_at_frames(sys._getframe(2))[1]
+
     def in_engine(self) -> bool:
         """Whether this call comes from the engine or a node of torch's own, not from Python code."""
         frame: FrameType | None = sys._getframe(3)

@@ -19,7 +19,6 @@ from torch.utils import checkpoint as torch_checkpoint
 from preflop.errors import BadSubject
 from preflop.recomputation import KEPT_OPERATORS, NO_BLOCKS, Manner, parse
 
-
 _KEPT = {
     getattr(torch.ops.aten, name.removeprefix("aten.")).default
     for name in KEPT_OPERATORS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from preflop.errors import BadSubject, PreflopError
+from preflop.recomputation import alike
 from preflop.record import prepare
 from preflop.record.fold import LEAST_SAVED, Fold, cut
 from preflop.record.loop import default_loss, loss_assumption, train_step
@@ -62,7 +63,7 @@ def record_cut(subject: Subject, least_period: int = 1, *, lives: bool = False) 
         PreflopError: as `record_subject`; also where only the cut model does not run.
     """
     layers = subject.layers
-    if layers is not None and isinstance(subject.recompute, str):
+    if layers is not None and alike(subject.recompute):
         instances, rest = divmod(layers.count, least_period)
         if rest == 0 and instances >= RECORDED + LEAST_SAVED:
             fewer = dataclasses.replace(

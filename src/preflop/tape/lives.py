@@ -6,7 +6,8 @@ says more. It says so in *notes*: calls that torch never made, of operators `lif
 the others. So whatever acts on calls (depth, accumulation, sizes, files) carries them along; `plain` removes
 them. Ledgers want plain tapes.
 
-    life.enter (grad, block)  a module's forward begins; storages: the tensors it was given
+    life.enter (grad, block)  a module's forward begins; storages: the tensors it was given; source: the
+                              line that called it
     life.exit                 it ends
     life.save                 autograd keeps the storage for backward; module: the innermost one running
     life.drop                 nothing but autograd holds the storage any more

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator
 
 from preflop.tape.events import Tape
 
@@ -23,16 +23,19 @@ def events_of(tape: Tape) -> list[tuple[int, int]]:
     return [(kind, index) for _, kind, index in ordered]
 
 
-def story(tape: Tape) -> list[Hashable]:
+def story(tape: Tape, *, without: Collection[str] = ()) -> list[Hashable]:
     """The events without our own numbering: two tapes are the same step when their stories are equal.
 
     Storages are numbered by their first appearance; a signature is given by its content. Deaths with
     nothing between them have no order.
+
+    Args:
+        without: operators whose calls are left out.
     """
-    return list(_runs_sorted(_named(tape)))
+    return list(_runs_sorted(_named(tape, without)))
 
 
-def _named(tape: Tape) -> Iterator[tuple[Hashable, ...]]:
+def _named(tape: Tape, without: Collection[str]) -> Iterator[tuple[Hashable, ...]]:
     numbers: dict[int, int] = {}
 
     def number(storage: int) -> int:
@@ -41,6 +44,8 @@ def _named(tape: Tape) -> Iterator[tuple[Hashable, ...]]:
     for kind, index in events_of(tape):
         if kind == CALL:
             call = tape.calls[index]
+            if tape.signatures[call.signature].op in without:
+                continue
             yield (
                 CALL, tape.signatures[call.signature], tuple(number(s) for s in call.storages),
                 call.phase, call.step, call.microbatch, tape.modules[call.module],

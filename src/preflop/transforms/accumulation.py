@@ -101,12 +101,11 @@ class _Accumulator:
             if kind != CALL:
                 continue
             call = self.tape.calls[index]
-            signature = self.tape.signatures[call.signature]
+            if call.phase is not Phase.BACKWARD or self.tape.signatures[call.signature].op not in STORES:
+                continue
             stored = call.storages[-1]
             if (
-                call.phase is Phase.BACKWARD
-                and signature.op in STORES
-                and self.tape.storages[stored].role is Role.GRADIENT
+                self.tape.storages[stored].role is Role.GRADIENT
                 and stored not in found.values()
             ):
                 found[index] = stored

@@ -20,6 +20,7 @@ from typing import Any
 
 from preflop.collection import collection_put_off
 from preflop.tape.events import Call, Mark, ParameterInfo, Phase, Ref, Signature, Storage, Tape
+from preflop.tape.lives import DROP
 from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of
 from preflop.tape.stack import RECORDED, Refused, Stack
 
@@ -56,6 +57,8 @@ class _Unfold:
         self.local: list[int] = [-1] * len(tape.storages)
         """Number of each storage within its instance; equal numbers correspond."""
         self.segments: list[Segment] = []
+        ops = [signature.op for signature in tape.signatures]
+        self.drop = ops.index(DROP) if DROP in ops else -1
 
     def run(self) -> Tape:
         if self.extra < 0:
@@ -87,7 +90,7 @@ class _Unfold:
                 current.events.append((kind, index))
                 continue
             if position in runs:
-                freed = {self.owner[storage] for _, storage in events[position : runs[position]]}
+                freed = {self.owner[self._freed(*event)] for event in events[position : runs[position]]}
                 if freed >= set(range(RECORDED)):
                     bulk_until = runs[position]
             label = self._label(kind, index, position < bulk_until)
@@ -108,8 +111,9 @@ class _Unfold:
                 self.owner[index] = self._birth_owner(index, current)
 
     def _label(self, kind: int, index: int, bulk: bool) -> int | None:
-        if kind == DEATH:
-            return self.owner[index] if bulk and self.owner[index] >= 0 else None
+        freed = self._freed(kind, index)
+        if freed >= 0:
+            return self.owner[freed] if bulk and self.owner[freed] >= 0 else None
         if kind == BIRTH:
             call = self.tape.storages[index].call
             if call < 0:
@@ -150,13 +154,19 @@ class _Unfold:
             return self._part_of_list(call, index)
         return current.instance
 
+    def _freed(self, kind: int, index: int) -> int:
+        """The storage that dies, or that all but autograd let go of, in an event; -1 where none does."""
+        if kind == CALL and self.tape.calls[index].signature == self.drop:
+            return self.tape.calls[index].storages[0]
+        return index if kind == DEATH else -1
+
     def _runs_of_deaths(self, events: list[tuple[int, int]]) -> dict[int, int]:
         """Start -> end of the runs of deaths that may free something of every instance in order:
         `zero_grad`, lists of temporaries, autocast's cache."""
         runs: dict[int, int] = {}
         start = 0
         for position in range(len(events) + 1):
-            if position < len(events) and events[position][0] == DEATH:
+            if position < len(events) and self._freed(*events[position]) >= 0:
                 continue
             if position - start >= RECORDED:
                 runs[start] = position

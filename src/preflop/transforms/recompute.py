@@ -18,9 +18,8 @@ Every hold is counted, and memory dies with its last one.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,13 +102,17 @@ class _Region:
     """One call of a chosen module in which gradients are wanted."""
 
     module: int
+    source: int
+    """The line that called it."""
+    state: int
+    """The copy of the random state that is held for it."""
+    given: tuple[int, ...]
+    """The storages that it was given."""
     events: list[tuple[int, int]] = field(default_factory=list)
     """What happened in it, notes included."""
     saved: list[_Saved] = field(default_factory=list)
     left: int = 0
     """Kept tensors that autograd has not given up."""
-    held: list[int] = field(default_factory=list)
-    """Storages held for it: what it was given, and the random state."""
     results: dict[int, list[int]] = field(default_factory=dict)
     """Selective: call -> the storages that are held of its results."""
     again: dict[int, int] = field(default_factory=dict)
@@ -180,6 +183,8 @@ class _Rerun:
         """The chosen module that runs without gradients: the random state it holds."""
         self.home: dict[int, _Region] = {}
         """Recorded storages born in a region."""
+        self.unwritten: Counter[int] = Counter()
+        """Storages that torch checks not to be written into until a region runs again."""
         self.kept: dict[_Key, list[_Saved]] = defaultdict(list)
         self.escaped: dict[_Key, list[_Saved]] = defaultdict(list)
 
@@ -228,18 +233,30 @@ class _Rerun:
 
     def _call(self, index: int) -> None:
         call = self.tape.calls[index]
-        self._write(call, tuple(self._meant(storage, call) for storage in call.storages))
+        signature = self.tape.signatures[call.signature]
+        if any(self.unwritten[call.storages[place]] for place in signature.writes):
+            raise Refused(f"{signature.op} writes into what a chosen module was given or is to keep")
+        self.write(call, tuple(self._meant(storage, call) for storage in call.storages))
         region = self.region
         if region is None:
             return
         if call.phase is Phase.BACKWARD:
             raise Refused("backward runs inside a chosen module")
-        signature = self.tape.signatures[call.signature]
         if self.selective and signature.op in KEPT_OPERATORS and signature.overload == "default":
             results = list(call.storages[len(signature.inputs) :])
             region.results[index] = results
-            for number in results:
-                self.holds.hold(number)
+            self._keep(results)
+
+    def _keep(self, numbers: Sequence[int]) -> None:
+        self.unwritten.update(numbers)
+        for number in numbers:
+            self.holds.hold(number)
+
+    def unkeep(self, numbers: Sequence[int]) -> None:
+        """What was held for a region is so no more."""
+        self.unwritten.subtract(numbers)
+        for number in numbers:
+            self.holds.release(number)
 
     def _meant(self, storage: int, call: Call) -> int:
         """The storage of the new tape that a call uses for a recorded one."""
@@ -258,7 +275,8 @@ class _Rerun:
             return True
         return self.tape.modules[module].startswith(self.tape.modules[region.module] + ".")
 
-    def _write(self, call: Call, storages: tuple[int, ...], **changed: Any) -> None:
+    def write(self, call: Call, storages: tuple[int, ...], **changed: Any) -> None:
+        """A call of the new tape, changed from a recorded one."""
         holds = self.holds
         holds.tick += 1
         for number in holds.unmade:
@@ -300,9 +318,8 @@ class _Rerun:
         if not self.tape.signatures[call.signature].args[0]:
             self.unwanted = [state]
             return
-        self.region = _Region(call.module, held=[state, *call.storages])
-        for number in call.storages:
-            self.holds.hold(number)
+        self.region = _Region(call.module, call.source, state, call.storages)
+        self._keep(call.storages)
 
     def _exit(self, call: Call) -> None:
         region, self.region = self.region, None
@@ -317,9 +334,10 @@ class _Rerun:
         """With the last kept tensor, what is held for the region goes."""
         if region.left or not region.over:
             return
-        for number in (*region.held, *(n for results in region.results.values() for n in results)):
-            self.holds.release(number)
-        region.held, region.results = [], {}
+        self.holds.release(region.state)
+        self.unkeep(region.given)
+        for results in region.results.values():
+            self.unkeep(results)
 
     def _save(self, call: Call) -> None:
         saved = _Saved(call.storages[0], self.region)
@@ -403,21 +421,23 @@ class _Again:
     def _call(self, index: int) -> None:
         kept = self.region.results.pop(index, None)
         if kept is not None:
-            for number in kept:  # held for the region until now, by Python from here
-                if number in self.region.again:
-                    self.holds.release(number)
+            for number in set(kept) - self.python:  # Python holds what it is given back
+                self.holds.hold(number)
                 self.region.again[number] = number
                 self.python.add(number)
+            self.rerun.unkeep(kept)
             return
         call = self.tape.calls[index]
+        # Backward runs the module's forward, not what called it: neither its name nor that line is known.
         path = self.tape.modules[self.region.module] + "."
-        self.rerun._write(
+        self.rerun.write(
             call,
             tuple(self._meant(storage) for storage in call.storages),
             phase=Phase.RECOMPUTE,
             step=self.at.step,
             microbatch=self.at.microbatch,
             module=call.module if self.tape.modules[call.module].startswith(path) else 0,
+            source=0 if call.source == self.region.source else call.source,
         )
 
     def _meant(self, number: int) -> int:
