@@ -27,6 +27,7 @@ print(json.dumps([one(words) for words in json.loads(sys.stdin.read())]))
 """
 
 MODELS = '''
+import sys
 import torch
 from torch import nn
 
@@ -78,6 +79,29 @@ def ids():
 def wrong_batch():
     return torch.zeros(2, 9)
 
+def exits():
+    sys.exit(3)
+
+def exits_in_forward():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.l = nn.Linear(8, 8)
+        def forward(self, x):
+            sys.exit("no licence")
+    return Model()
+
+def empty_batch():
+    return torch.zeros(0, 8)
+
+def no_positions():
+    return torch.zeros(2, 0, dtype=torch.int64)
+
+SAID = "too large\\nException raised from check at x.h:7\\nframe #0: c10::Error::Error"
+
+def long_error():
+    raise RuntimeError(SAID)
+
 def raising_batch():
     raise OSError("no data here")
 
@@ -121,6 +145,7 @@ def place(tmp_path_factory):
     (folder / "empty").mkdir()
     (folder / "not.tape").write_bytes(b"hello")
     (folder / "empty.tape").write_bytes(b"")
+    (folder / "notes.txt").write_text("about the model")
     return folder
 
 
@@ -206,16 +231,36 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "file that raises": (["account", "importing.py:f", *B], ["cannot connect", "importing.py:2"]),
     "factory that raises": (
         ["account", "m.py:raising", *B],
-        ["width must divide heads", "ValueError", "m.py:10"],
+        ["width must divide heads", "ValueError", "m.py:11"],
     ),
     "factory of something else": (["account", "m.py:not_a_model", *B], ["int", "nn.Module"]),
     "no forward": (["account", "m.py:no_forward", *B], ["Empty", "forward"]),
     "forward that raises": (
         ["account", "m.py:raising_forward", *B],
-        ["KeyError", "attention_mask", "m.py:41"],
+        ["KeyError", "attention_mask", "m.py:42"],
     ),
     "batch that does not fit": ([*F, "--batch-from", "m.py:wrong_batch"], ["2, 9", "8, 4", "batch"]),
     "batch that raises": ([*F, "--batch-from", "m.py:raising_batch"], ["no data here", "m.py:"]),
+    "factory that exits": (["account", "m.py:exits", *B], ["building the model", "sys.exit(3)", "m.py:"]),
+    "batch that exits": ([*F, "--batch-from", "m.py:exits"], ["making the batch", "sys.exit(3)"]),
+    "forward that exits": (["account", "m.py:exits_in_forward", *B], ["sys.exit('no licence')", "m.py:"]),
+    "batch that exits, shapes": (["shapes", "m.py:fine", "--batch-from", "m.py:exits"], ["sys.exit(3)"]),
+    "factory that exits, verified": (["verify", "m.py:exits", *B], ["sys.exit(3)"]),
+    "empty batch": ([*F, "--batch-from", "m.py:empty_batch"], ["empty", "(0, 8)", "at least one sample"]),
+    "no positions": (["account", "m.py:positions", "--batch-from", "m.py:no_positions"], ["(2, 0)", "empty"]),
+    "empty batch, shapes": (["shapes", "m.py:fine", "--batch-from", "m.py:empty_batch"], ["empty", "(0, 8)"]),
+    "error with C++ frames": (["account", "m.py:long_error", *B], ["too large"]),
+    "absurd batch": (["account", "gpt2", "--batch", "1e15", "--seq", "8"], ["1000000000000000", "overflow"]),
+    "batch beyond 64 bits": (["account", "gpt2", "--batch", "1e20", "--seq", "8"], ["more elements"]),
+    "python file alone": (["account", "m.py"], ["which function", "m.py:fine"]),
+    "file that is not there": (["account", "./nonexistent"], ["no file or folder './nonexistent'"]),
+    "file that is no model": (["account", "notes.txt"], ["notes.txt is a file"]),
+    "time of a cpu": (
+        ["time", "--params", "1e9", "--tokens", "1e9", "--device", "cpu"],
+        ["no figures", "preflop calibrate", "--device this"],
+    ),
+    "fit on a cpu": (["fit", "--device", "cpu"], ["no figures", "preflop calibrate", "--device this"]),
+    "fit a model on a cpu": (["fit", "gpt2", "--device", "cpu"], ["preflop calibrate", "--device this"]),
     "batch without tensors": ([*F, "--batch-from", "m.py:odd_batch"], ["int", "tensor"]),
     "factory without a batch": (F, ["--batch-from"]),
     "sizes for a factory": ([*F, "--batch", "2"], ["--batch-from"]),
@@ -269,6 +314,7 @@ def test_bad_input(name, answers):
     assert "Traceback" not in err
     assert "bug in Preflop" not in err
     assert err.startswith("preflop: ")
+    assert "frame #" not in err
     assert len(err.strip().splitlines()) <= 8, err
     for words in said:
         assert words in err, err
@@ -342,3 +388,79 @@ def test_damaged_and_newer_tapes(place):
     changed = command(place, "account", "good.tape", "--batch", "4")
     assert changed.returncode == 2
     assert "--batch" in changed.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+@pytest.mark.parametrize("words", [["hardware"], ["hardware", "--json"], ["--help"], ["--version"], ["dtypes"]])
+def test_a_full_disk_under_standard_output(words):
+    """What is printed by rich, click or ourselves: one line that says so, status 2."""
+    with open("/dev/full", "w") as full:
+        done = output_to(full, *words)
+    assert done.returncode == 2
+    assert done.stderr == "preflop: cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("words", [["hardware"], ["models"], ["hardware", "--json"], ["fit", "--device", "h100"]])
+def test_a_reader_that_went_away(words):
+    """A closed pipe ends the command quietly, whoever was printing."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        done = output_to(pipe, *words)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_no_standard_output_at_all():
+    """`>&-`: said, status 2; and with standard error closed too, the status alone."""
+    done = output_to(None, "hardware", preexec_fn=lambda: os.close(1))
+    assert done.returncode == 2
+    assert done.stderr == "preflop: cannot write to standard output: it is closed\n"
+    both = output_to(None, "hardware", preexec_fn=lambda: (os.close(1), os.close(2)))
+    assert both.returncode == 2
+
+
+def test_messages_have_nowhere_to_go():
+    """Bad input with standard error closed: the status, and nothing on standard output."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from preflop.cli.main import main; main()", "hardwar"],
+        stdout=subprocess.PIPE, text=True, check=False, preexec_fn=lambda: os.close(2),
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def output_to(stream, *words: str, **options) -> subprocess.CompletedProcess[str]:
+    """The command with its standard output going there."""
+    return subprocess.run(
+        [sys.executable, "-c", "from preflop.cli.main import main; main()", *words],
+        stdout=stream, stderr=subprocess.PIPE, text=True, check=False, **options,
+    )
+
+
+def test_part_of_a_batch_that_is_empty_is_remarked():
+    """Where only some tensors are empty the step is priced, and the account says which were."""
+    import torch
+
+    import preflop
+
+    class Boxes(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.image, self.box = torch.nn.Linear(8, 4), torch.nn.Linear(4, 4)
+
+        def forward(self, image, boxes):
+            return self.image(image).sum() + self.box(boxes).sum()
+
+    found = preflop.account(Boxes(), (torch.zeros(2, 8), torch.zeros(0, 4)))
+    assert any("(0, 4) float32 has no element" in said for said in found.assumptions)
+
+
+def test_python_is_not_ended_by_a_users_exit():
+    """`preflop.account` of a factory that calls sys.exit raises a PreflopError, with the line."""
+    import preflop
+    from preflop.errors import PreflopError
+
+    def factory():
+        sys.exit(0)
+
+    with pytest.raises(PreflopError, match=r"sys.exit\(0\)"):
+        preflop.account(factory, None)

@@ -68,17 +68,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "folding": {"subject", "record", "tape", "transforms"},
     "parametric": {"subject", "record", "folding", "tape", "transforms"},
     "choosing": COUNTS
-    | {"subject", "models", "plan", "tapes", "parametric", "accounting", "api", "transforms", "hardware"},
+    | {"subject", "models", "plan", "tapes", "parametric", "accounting", "api", "transforms", "hardware"}
+    | {"timing"},  # which rules this machine's calibration records by
     "fitting": COUNTS
     | {"subject", "models", "plan", "tapes", "folding", "record", "accounting", "choosing", "transforms"}
-    | {"hardware"},
+    | {"hardware", "timing"},
     "tapes": FACTS | {"subject", "tape", "transforms", "models", "hardware", "record", "parametric"},
     "measure": COUNTS
     | FACTS
     | {"subject", "record", "models", "accounting", "formulas", "hardware", "timing"},
     "trainer": COUNTS
     | FACTS
-    | {"subject", "record", "models", "measure", "accounting", "hardware", "timing"},
+    | {"subject", "record", "models", "measure", "accounting", "hardware", "timing", "report"},
     "integrations": COUNTS | FACTS | {"subject", "record", "models", "accounting", "measure", "trainer"},
     "api": COUNTS
     | FACTS

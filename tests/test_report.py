@@ -134,3 +134,47 @@ def test_does_not_fit_is_said_with_the_bytes():
     account = account_tape(linear_step(tokens=90_000_000, device="l4"), find_device("l4"))
     sentence = tables.fits_sentence(account)
     assert sentence.startswith("Does not fit: ") and sentence.endswith("too much.")
+
+
+def test_hardware_flops_are_explained_by_what_does_them() -> None:
+    """Without recomputation the extra work is a kernel's own, and is not called recomputation."""
+    import preflop
+    from preflop.report.tables import six_nd_sentence
+
+    size = {"batch_size": 2, "sequence_length": 32}
+    plain = preflop.account("gpt2-nano", size, device="a100-80gb", precision="bf16")
+    assert plain.flops.recompute == 0 < plain.flops.hardware - plain.flops.model
+    assert "the backward kernel of fused attention computes its scores again" in six_nd_sentence(plain)
+    again = preflop.account("gpt2-nano", size, recompute="block")
+    assert "backward computes activations again" in six_nd_sentence(again)
+
+
+def test_a_recording_for_a_gpu_is_not_called_a_cpus() -> None:
+    """Read with `--device cpu`: the headline and the assumptions say whose calls these are."""
+    import preflop
+    from preflop.accounting import account_tape
+    from preflop.report.tables import headline
+
+    size = {"batch_size": 2, "sequence_length": 32}
+    tape = preflop.account("gpt2-nano", size, device="a100-80gb").tape
+    found = account_tape(tape, None)
+    assert headline(found).endswith("as recorded for a100-sxm4-80gb, on no device")
+    assert any("on a CPU other kernels would run" in said for said in found.assumptions)
+    own = preflop.account("gpt2-nano", size)
+    assert headline(own).endswith("as a CPU runs it")
+    assert not any("the calls are those" in said for said in own.assumptions)
+
+
+def test_empty_columns_leave_the_table() -> None:
+    """A table without a device has no columns of dashes: the expression gets their room."""
+    from preflop.report.einsum import cost_table
+    from preflop.timing.einsum import einsum_cost
+
+    sizes = {"b": 8, "s": 2048, "d": 4096, "f": 16384}
+    bare = cost_table(einsum_cost("b s d, d f -> b s f", sizes))
+    assert [heading.text for heading in bare.headings] == [
+        "", "expression", "FLOPs", "read", "written", "FLOPs/B",
+    ]
+    on = cost_table(einsum_cost("b s d, d f -> b s f", sizes, device="h100-sxm"))
+    assert {"bound", "at least", "expected"} <= {heading.text for heading in on.headings}
+    assert all(len(row) == len(on.headings) for row in on.rows)

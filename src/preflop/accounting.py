@@ -30,7 +30,7 @@ from preflop.plan.verdict import verdict
 from preflop.precision import find_precision
 from preflop.timing.roofline import on_roofline
 from preflop.timing.step import NO_TIME, StepTime, step_time
-from preflop.timing.this import THIS, this_device
+from preflop.timing.this import device_with_figures, recorded_as
 from preflop.units import bytes_text
 
 if TYPE_CHECKING:
@@ -86,9 +86,7 @@ def find_device(name: str) -> Device | None:
     Raises:
         UnknownDevice: no such device; the message names the nearest.
     """
-    if name.casefold() == THIS:
-        return this_device()
-    return None if name.casefold() == CPU else find(name)
+    return None if name.casefold() == CPU else device_with_figures(name)
 
 
 def account_tape(tape: Tape, device: Device | None = None) -> Account:
@@ -240,10 +238,25 @@ def _assumptions(tape: Tape, totals: FlopsTotals, device: Device | None) -> list
         what = "fits counts none" if stands_in is None else f"the A100's {bytes_text(stands_in)} stands in"
         said.append(f"nobody measured what a context takes on {device.name}: {what}")
     said.extend(_convolution_workspace(tape, device))
-    recorded_for = CPU if tape.subject is None else tape.subject.device
-    if device is not None and recorded_for not in (device.id, device.name):
-        said.append(f"recorded as {recorded_for} runs it, priced on {device.name}")
+    said.extend(_recorded_elsewhere(tape, device))
     return said
+
+
+def _recorded_elsewhere(tape: Tape, device: Device | None) -> list[str]:
+    """Said of a step that was recorded by the rules of another device than it is priced on."""
+    if tape.subject is None:
+        return []
+    recorded_for = tape.subject.device
+    if device is None:
+        if recorded_for == CPU:
+            return []
+        return [
+            f"the calls are those that {recorded_for} runs: on a CPU other kernels would run, and hold other "
+            "memory; record the model anew with --device cpu for those"
+        ]
+    if recorded_for in (device.id, device.name, recorded_as(device)):
+        return []
+    return [f"the calls are those that {recorded_for} runs, and {device.name} may run others"]
 
 
 def _convolution_workspace(tape: Tape, device: Device | None) -> list[str]:

@@ -1,6 +1,6 @@
 """A model ready to be priced at any choice: shipped tapes where there are, else recorded ones.
 
-May import: tapes, subject, models.catalog, plan, accounting, api; record [torch] through `parametric`, when
+May import: tapes, subject, models.catalog, plan, accounting, api, timing; record [torch] through `parametric`, when
 called.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 from preflop.accounting import CPU, Account, account_tape, find_device
 from preflop.api import tape_of_subject
 from preflop.errors import BadSubject
+from preflop.hardware.device import Device
 from preflop.models.catalog import ModelFacts, find, known
 from preflop.plan.choice import Choice
 from preflop.plan.choices import Choices
@@ -25,6 +26,7 @@ from preflop.tape.events import Tape
 from preflop.tape.sizes import Domain, NotPolynomial, ParametricTape
 from preflop.tape.stack import Refused
 from preflop.tapes.choose import shipped, shipped_at_any_size
+from preflop.timing.this import recorded_as
 from preflop.transforms.accumulation import accumulate
 
 SubjectAt = Callable[[int, "int | None"], Subject]
@@ -117,7 +119,9 @@ class Accounts:
         if tape.subject is not None:
             tape = dataclasses.replace(
                 tape,
-                subject=dataclasses.replace(tape.subject, device=choice.device, precision=choice.precision),
+                subject=dataclasses.replace(
+                    tape.subject, device=_recorded_for(target), precision=choice.precision
+                ),
             )
         return account_tape(tape, target)
 
@@ -129,7 +133,7 @@ class Accounts:
                 batch["sequence_length"] = choice.seq
         changed = {
             "microbatches": choice.microbatches, "recompute": choice.recompute, "precision": choice.precision,
-            "optimizer": choice.optimizer, "device": choice.device,
+            "optimizer": choice.optimizer, "device": _recorded_for(find_device(choice.device)),
         }  # fmt: skip
         return resolve(self._model, batch, **{**self._options, **changed})
 
@@ -140,6 +144,11 @@ class Accounts:
         kernels: Any = CPU if target is None else target.compute_capability or target.id
         precision = "fp32" if choice.precision == "tf32" else choice.precision
         return choice.but(device="", precision=precision), kernels
+
+
+def _recorded_for(target: Device | None) -> str:
+    """By whose rules a step for the device is recorded."""
+    return CPU if target is None else recorded_as(target)
 
 
 def tape_of(subject: Subject) -> Tape:
@@ -216,7 +225,7 @@ def formulas(model: Any, batch: Any, **options: Any) -> Formulas:
         )
     target = find_device(options.pop("device", CPU))
     microbatches = options.pop("microbatches", 1)
-    name = CPU if target is None else target.id
+    name = _recorded_for(target)
 
     def subject_at(size: int, seq: int | None) -> Subject:
         chosen = {"batch_size": size} | ({} if seq is None else {"sequence_length": seq})

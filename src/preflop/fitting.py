@@ -1,6 +1,6 @@
 """The largest batch, sequence, depth, width and member of a family that fit, each priced whole.
 
-May import: tapes, subject, models, plan, accounting, api, transforms; record [torch] through `folding`, when
+May import: tapes, subject, models, plan, accounting, api, timing, transforms; record [torch] through `folding`, when
 called.
 """
 
@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from preflop.accounting import find_device, memory_of
+from preflop.accounting import memory_of
 from preflop.choosing import tape_of
-from preflop.errors import BadSubject, PreflopError
+from preflop.errors import BadSubject
 from preflop.hardware.device import Device
 from preflop.models.catalog import ModelFacts, find, known
 from preflop.models.family import head_step, members, with_heads, with_layers
@@ -23,6 +23,7 @@ from preflop.subject import Layers, Subject, read_json, resolve
 from preflop.tape.events import Tape
 from preflop.tape.stack import RECORDED, Refused, Stack
 from preflop.tapes.choose import shipped_at_any_size
+from preflop.timing.this import device_with_figures, recorded_as
 from preflop.transforms.depth import deepen
 
 # Deeper than any trained transformer by far; a tape holds every block's calls.
@@ -53,11 +54,7 @@ def fit_model(
     Raises:
         PreflopError: something about the arguments; the message says what to do.
     """
-    target = find_device(device)
-    if target is None:
-        raise PreflopError(
-            "a cpu has no memory in the catalog to be filled.\n  Name a device of `preflop hardware`."
-        )
+    target = device_with_figures(device)
     search = _Search(model, target, batch, seq, options, progress or (lambda words: None))
     kinds = [kind for kind in what if len(what) < len(What) or search.has(kind)]
     return [search.answer(kind) for kind in kinds]
@@ -167,7 +164,7 @@ class _Search:
         def need(number: int) -> Need:
             name = family[number - 1].name
             size = self._size(self.batch, self.seq)
-            subject = resolve(name, size, device=self.device.id, **self.options)
+            subject = resolve(name, size, device=recorded_as(self.device), **self.options)
             return self._need(number, subject, name, said=name)
 
         found = largest(need, most=len(family), last_first=True)
@@ -184,7 +181,7 @@ class _Search:
         return need_of(size, memory_of(tape, self.device), tape.parameters, words=said)
 
     def _subject(self, batch: int, seq: int | None) -> Subject:
-        return resolve(self.model, self._size(batch, seq), device=self.device.id, **self.options)
+        return resolve(self.model, self._size(batch, seq), device=recorded_as(self.device), **self.options)
 
     @staticmethod
     def _size(batch: int, seq: int | None) -> dict[str, int]:

@@ -26,6 +26,13 @@ from preflop.recomputation import parse as parse_recompute
 RECOMPUTE = ("none", "block", "selective")
 """The modes that are compared where several are; `recomputation` knows more."""
 
+FAILURES = (Exception, SystemExit)
+"""What code of the user's may raise and becomes one message (`users_error`). `sys.exit` is no way out of
+a recording: its status would be taken for ours."""
+
+_LARGEST_SIZE = 2**63 - 1
+"""Torch's sizes are 64-bit."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layers:
@@ -258,7 +265,57 @@ def _by_name(name: str, batch: Any, common: dict[str, Any]) -> Subject:
         from preflop.huggingface import resolve_config
 
         return resolve_config(path, batch, common)
+    if not known_model(name):
+        _check_no_path(name)
     return _named_model(name, batch, common)
+
+
+def known_model(name: str) -> bool:
+    """Whether the catalog has a model of that name."""
+    from preflop.models.catalog import known
+
+    return known(name)
+
+
+def _check_no_path(name: str) -> None:
+    """What is no named model may be a path: say what is missing of it.
+
+    Raises:
+        BadFile: there is nothing of that name, or it is no model. BadSubject: a Python file, without a
+            word on what in it makes the model.
+    """
+    path = Path(name)
+    if path.is_file() and path.suffix == ".py":
+        made = _names_in(path)
+        hint = f" It has: {', '.join(made)}." if made else ""
+        raise BadSubject(
+            f"{name} is a Python file; which function or class of it makes the model?\n"
+            f"  Name it after a colon: {name}:{made[0] if made else 'factory'}.{hint}"
+        )
+    if path.is_file():
+        raise BadFile(
+            f"{name} is a file, and no model that can be read.\n"
+            "  Give path/file.py:factory, a config.json of Hugging Face, or a recording (.tape)."
+        )
+    # "org/name" of the Hugging Face hub is no path, unless there is such a folder.
+    inside = os.sep in name and Path(path.parts[0]).is_dir()
+    if path.suffix == ".py" or inside or name.startswith((".", "~")):
+        raise BadFile(
+            f"no file or folder {name!r} (looked in {os.getcwd()}).\n"
+            "  Give path/file.py:factory, a folder or file with a config.json, or a name of `preflop models`."
+        )
+
+
+def _names_in(path: Path, most: int = 5) -> list[str]:
+    """Functions and classes that a Python file defines, as far as it can be read; it is not run."""
+    import ast
+
+    try:
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return [item.name for item in body if isinstance(item, kinds) and not item.name.startswith("_")][:most]
 
 
 def _named_model(name: str, batch: Any, common: dict[str, Any]) -> Subject:
@@ -307,10 +364,11 @@ def batch_sizes(batch: Any) -> tuple[int, int | None] | None:
     if "batch_size" not in batch:
         raise BadSubject("the batch needs batch_size (on the command line: --batch N).")
     length = batch.get("sequence_length")
-    return (
-        whole("batch size", batch["batch_size"]),
-        None if length is None else whole("sequence length", length),
-    )
+    sizes = whole("batch size", batch["batch_size"]), None if length is None else whole("sequence length", length)
+    if sizes[0] * (sizes[1] or 1) > _LARGEST_SIZE:
+        words = f"{sizes[0]:,}" + (f" x {sizes[1]:,}" if sizes[1] else "")
+        raise BadNumber(f"a batch of {words} has more elements than a tensor can have, {_LARGEST_SIZE:,}.")
+    return sizes
 
 
 def load_function(spec: str, what: str) -> Callable[..., Any]:
@@ -352,7 +410,7 @@ def _load_file(path: Path, what: str) -> Any:
     sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except FAILURES as error:
         raise users_error(f"reading {path}", error) from error
     finally:
         sys.path.remove(folder)
@@ -365,14 +423,14 @@ def _load_module(name: str, what: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise BadSubject(f"no module {error.name!r} to take the {what} from.") from error
-    except Exception as error:
+    except FAILURES as error:
         raise users_error(f"importing {name}", error) from error
     finally:
         sys.path.remove(os.getcwd())
 
 
 def users_error(doing: str, error: BaseException) -> PreflopError:
-    """The user's own exception, said once, with the line that raised it.
+    """The user's own exception, said once, with the line that raised it; a `sys.exit` likewise.
 
     >>> try:
     ...     {}["width"]
@@ -389,16 +447,36 @@ def users_error(doing: str, error: BaseException) -> PreflopError:
         if not frame.filename.startswith((ours + "record", ours + "subject", ours + "api"))
         and f"{os.sep}torch{os.sep}" not in frame.filename
     ]
-    message = str(error).strip() or type(error).__name__
     if isinstance(error, SyntaxError):
         return BadSubject(
             f"{doing} raised {type(error).__name__}: {error.msg}\n  at {error.filename}:{error.lineno}"
         )
-    text = f"{doing} raised {type(error).__name__}: {message}"
+    text = f"{doing} {_raised(error)}"
     if frames:
         last = frames[-1]
         text += f"\n  at {last.filename}:{last.lineno}" + (f": {last.line}" if last.line else "")
     return BadSubject(text)
+
+
+_MOST_LINES = 4
+
+
+def _raised(error: BaseException) -> str:
+    r"""What was raised, in words: the message's own first lines, without the frames of torch's C++.
+
+    >>> _raised(SystemExit(3))
+    'ended the program: sys.exit(3)'
+    >>> _raised(RuntimeError("too large\nException raised from check at x.h:7\nframe #0: c10::Error"))
+    'raised RuntimeError: too large'
+    """
+    if isinstance(error, SystemExit):
+        return f"ended the program: sys.exit({'' if error.code is None else repr(error.code)})"
+    # torch/c10/util/Exception.cpp: a message's backtrace begins with this line.
+    said = str(error).partition("\nException raised from ")[0].strip().splitlines()
+    lines = [line for line in said if not line.startswith(("frame #", "C++ CapturedTraceback"))]
+    more = [f"  ... ({len(lines) - _MOST_LINES} more lines)"] if len(lines) > _MOST_LINES else []
+    message = "\n".join((*lines[:_MOST_LINES], *more)) or type(error).__name__
+    return f"raised {type(error).__name__}: {message}"
 
 
 def read_json(path: Path) -> Any:

@@ -38,6 +38,15 @@ DTYPE_BYTES: dict[str, int] = {
 }
 
 
+def a_dtype(name: str) -> str:
+    """The name of a dtype with its article, for sentences.
+
+    >>> a_dtype("int64"), a_dtype("uint8"), a_dtype("float32")
+    ('an int64', 'a uint8', 'a float32')
+    """
+    return f"{'an' if name.startswith('int') else 'a'} {name}"
+
+
 def bytes_text(count: float) -> str:
     """Bytes as people read them, in binary units.
 

@@ -32,7 +32,7 @@ def test_json_of_all_holds_every_fact_of_every_model(capsys: pytest.CaptureFixtu
 def test_one_model_is_shown_with_its_sources(capsys: pytest.CaptureFixture[str]) -> None:
     """An alias shows the model's name, its count, both sources and what is built."""
     assert run(["models", "bert-base-uncased"]) == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())  # long lines are folded
     facts = find("bert-base")
     for words in (facts.name, "109,514,298", facts.source, facts.parameters_source, facts.note):
         assert words in text

@@ -194,7 +194,7 @@ def test_bad_input_is_one_message(words: str, said: str, capsys: pytest.CaptureF
 
 def test_a_cpu_has_no_memory_to_fill() -> None:
     """fit on a cpu is an error, not an answer."""
-    with pytest.raises(PreflopError, match="cpu has no memory"):
+    with pytest.raises(PreflopError, match="cpu has no figures in the catalog"):
         fit_model("gpt2-nano", device="cpu")
 
 

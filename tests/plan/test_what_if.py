@@ -204,3 +204,37 @@ def test_an_unknown_device_is_named_before_anything_is_priced() -> None:
     """A wrong name among the devices is an error at once."""
     with pytest.raises(UnknownDevice, match="h100-smx"):
         what_if("gpt2-nano", {"batch_size": 2, "sequence_length": 16}, devices=("h100-smx",))
+
+
+def test_a_bound_by_bytes_is_shown_as_no_time() -> None:
+    """bf16 on a T4, which has no peak for it: no time, the reason named; an H100's row keeps its own."""
+    from preflop.choosing import what_if
+    from preflop.report.what_if import what_if_json, what_if_table
+
+    size = {"batch_size": 2, "sequence_length": 32}
+    found = what_if("gpt2-nano", size, device="t4", precision="bf16", devices=("h100-sxm",))
+    assert found.given.outcome is not None
+    assert found.given.outcome.lower_s
+    assert found.given.outcome.time_s is None
+    table = what_if_table(found)
+    assert table.rows[0][-2:] == ("-", "")
+    times = {row[0]: row[-2] for row in table.rows}
+    assert times["device: H100 SXM5 80GB"].endswith("s")
+    assert times["tf32"] == "-"
+    reasons = found.untimed()
+    assert any("Tesla T4 16GB has no dense peak for bfloat16" in reason for reason in reasons)
+    assert any(reason.startswith("no time (tf32): Tesla T4 16GB has no dense peak for tf32") for reason in reasons)
+    assert what_if_json(found)["given"]["outcome"]["per_unit_s"] is None
+    assert "Name a --device" not in found.advice
+
+
+def test_a_lower_bound_is_not_compared_with_an_expected_time() -> None:
+    """MI300X kernels were measured by nobody: its time is shown as at least, and without a change."""
+    from preflop.choosing import what_if
+    from preflop.report.what_if import what_if_table
+
+    size = {"batch_size": 2, "sequence_length": 32}
+    found = what_if("gpt2-nano", size, device="h100-sxm", precision="bf16-mixed", devices=("mi300x",))
+    row = what_if_table(found).rows[-1]
+    assert row[-2].startswith("at least ")
+    assert row[-1] == "-"

@@ -25,7 +25,8 @@ def test_data_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[st
     """Tokens of both splits and the vocabulary; --json the same for programs."""
     (tmp_path / "a.txt").write_text("hello there\n" * 50)
     assert run(["data", str(tmp_path / "a.txt"), "--out", str(tmp_path / "d")]) == 0
-    assert "541 tokens to train on, 61 to validate, 256 ids (bytes)" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())  # folded where the folder's name is long
+    assert "541 tokens to train on, 61 to validate, 256 ids (bytes)" in said
     assert run(["data", str(tmp_path / "a.txt"), "--out", str(tmp_path / "e"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["train_tokens"] == 541
 
@@ -37,7 +38,7 @@ def test_train_prices_trains_and_compares(
     assert run(words) == 0
     out = capsys.readouterr().out
     assert out.index("What the step keeps") < out.index("step 1/8  loss") < out.index("peak memory")
-    assert "(predicted " in out
+    assert "in brackets what was predicted" in out and "peak " in out and "[" in out
     assert "agrees within 0.5%" in out or "Largest difference" in out
     assert "Done: step 8 of 8" in out
     assert read_toml(tmp_path / "run/config.toml")["batch"] == 2
@@ -67,6 +68,57 @@ def test_resume_needs_only_the_folder(
     assert "Resumed from step-00000008" in out
     assert "Changed since the checkpoint: steps was 8 and is 10" in out
     assert "Done: step 10 of 10" in out
+
+
+def test_nothing_to_do_and_too_few_steps(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many steps as are done: said, status 0. Fewer: one message, status 2; the run stays as it was."""
+    assert run(words) == 0
+    before = (tmp_path / "run/config.toml").read_text(), (tmp_path / "run/metrics.csv").read_text()
+    capsys.readouterr()
+    again = ["train", "--out", str(tmp_path / "run"), "--resume"]
+    assert run(again) == 0
+    assert "Nothing to do: step 8 of 8 was done before." in capsys.readouterr().out
+    assert run([*again, "--steps", "5"]) == 2
+    printed = capsys.readouterr()
+    assert "has 8 steps done, which is beyond the 5 asked for" in printed.err
+    assert "of 5." not in printed.out and "Done" not in printed.out
+    assert before == ((tmp_path / "run/config.toml").read_text(), (tmp_path / "run/metrics.csv").read_text())
+
+
+def test_resuming_what_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--resume without a run: that is what is missing, not --data."""
+    assert run(["train", "--out", str(tmp_path / "none"), "--resume"]) == 2
+    assert f"there is no run in {tmp_path / 'none'} to go on with" in capsys.readouterr().err
+
+
+def test_no_checkpoint_is_praised_where_none_is(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that breaks before its first save says that there is no checkpoint."""
+    breaking = [*words, "--learning-rate", "1e30", "--warmup-steps", "0", "--max-skipped", "2"]
+    assert run([*breaking, "--checkpoint-every", "0"]) == 1
+    said = capsys.readouterr().err
+    assert "No checkpoint was saved before." in said
+    assert "are good" not in said
+
+
+def test_changed_data_is_found_before_training(
+    words: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One byte of train.bin changed to another that is in the vocabulary: status 2, the file named."""
+    import shutil
+
+    copied = tmp_path / "copied"
+    shutil.copytree(data, copied)
+    raw = bytearray((copied / "train.bin").read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (copied / "train.bin").write_bytes(raw)
+    assert run([*words, "--data", str(copied)]) == 2
+    said = capsys.readouterr().err
+    assert "train.bin was changed: its SHA-256 is not the manifest's" in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_json_is_one_object(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,6 +201,8 @@ def test_a_run_that_does_not_fit_is_refused(
         (["--recompute", "all"], "recompute is 'all'; it must be one of none, block, selective"),
         (["--device", "tpu"], "device is 'tpu'"),
         (["--config", "none.toml"], "cannot read the config none.toml"),
+        (["--shard", "fsdp"], "torchrun --nproc_per_node N --no-python preflop train ... --shard fsdp"),
+        (["--shard", "ddp"], "this is one by itself"),
     ],
 )
 def test_bad_input_is_one_clear_message(

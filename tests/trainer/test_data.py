@@ -234,3 +234,29 @@ def test_windows_travel_by_their_files_name(tmp_path: Path) -> None:
     assert len(windows.tokens) > 5000
     assert len(sent) < 600
     assert np.array_equal(pickle.loads(sent).tokens, windows.tokens)
+
+
+def test_large_files_are_held_to_samples_of_their_parts(tmp_path: Path, monkeypatch) -> None:
+    """Above the size that is read whole, parts spread over the file are hashed, the first and last among them."""
+    from preflop.trainer import corpus, tokens
+
+    for room in (corpus, tokens):
+        monkeypatch.setattr(room, "PART_BYTES", 64)
+    monkeypatch.setattr(tokens, "_SCAN_BYTES", 100)
+    out = tmp_path / "out"
+    data = write_data([write(tmp_path / "a.txt", POEM * 40)], out)
+    parts = json.loads((out / "manifest.json").read_text())["splits"]["train"]["parts"]
+    assert len(parts) == -(-len(data.train) // 64) > 2 * 16
+    whole = (out / "train.bin").read_bytes()
+    for at in (0, len(whole) - 1):
+        changed = bytearray(whole)
+        changed[at] ^= 1
+        (out / "train.bin").write_bytes(changed)
+        with pytest.raises(BadFile, match=r"train.bin was changed: the SHA-256 of its bytes from [\d,]+ on"):
+            open_data(out)
+    (out / "train.bin").write_bytes(whole)
+    open_data(out)
+    manifest = json.loads((out / "manifest.json").read_text())
+    del manifest["splits"]["train"]["parts"]  # as an older version wrote it: held to its size
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    open_data(out)

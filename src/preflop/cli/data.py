@@ -36,7 +36,9 @@ def command(
 
         typer.echo(json.dumps(data.to_dict(), indent=2))
     else:
-        typer.echo(
+        from preflop.report.terminal import print_lines
+
+        print_lines(
             f"{data.folder}: {len(data.train):,} tokens to train on, {len(data.validation):,} to validate, "
             f"{data.vocab:,} ids ({data.tokenizer})."
         )

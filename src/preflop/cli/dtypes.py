@@ -48,5 +48,7 @@ def _devices(name: str | None, *, everything: bool) -> tuple[Device, ...]:
     from preflop.hardware import catalog
 
     if name is not None:
-        return (catalog.find(name),)
+        from preflop.timing.this import device_with_figures
+
+        return (device_with_figures(name),)
     return catalog.devices() if everything else ()

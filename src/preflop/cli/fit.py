@@ -41,10 +41,10 @@ def command(
     """Without MODEL: most parameters that fit, capacity as sold, no activations. With MODEL: its largest
     batch, longest sequence, most blocks, widest hidden size and largest named member of its family, each
     priced whole, with what one more would need. Exit status 1: not even the smallest fits."""
-    from preflop.hardware.catalog import find
     from preflop.quantity import read_count
+    from preflop.timing.this import device_with_figures
 
-    found, count = find(device), read_count(gpus, "--gpus")
+    found, count = device_with_figures(device), read_count(gpus, "--gpus")
     if model is None:
         _refuse_without_model(batch=batch, seq=seq, what=what, microbatches=microbatches, recompute=recompute)
         _napkin(found, count, optimizer, precision, as_json)
@@ -79,9 +79,13 @@ def _napkin(device: Device, gpus: int, optimizer: str, precision: str, as_json: 
     from preflop.plan.fit import largest_model
     from preflop.precision import find_precision
     from preflop.report.fit import largest_model_json, largest_model_text
+    from preflop.report.terminal import print_lines
 
     found = largest_model(device, gpus, find_optimizer(optimizer), find_precision(precision))
-    typer.echo(json.dumps(largest_model_json(found), indent=2) if as_json else largest_model_text(found))
+    if as_json:
+        typer.echo(json.dumps(largest_model_json(found), indent=2))
+    else:
+        print_lines(largest_model_text(found))
 
 
 def _of_model(
@@ -91,12 +95,16 @@ def _of_model(
     from preflop.fitting import fit_model
     from preflop.plan.fit import What
     from preflop.report.fit import fit_json, fit_text
+    from preflop.report.terminal import print_lines
 
     kinds = tuple(What) if what in (None, "all") else tuple(_kind(word) for word in str(what).split(","))
     with working_on() as progress:
         answers = fit_model(model, what=kinds, progress=progress, **sizes, **step)
     names = model, step["device"]
-    typer.echo(json.dumps(fit_json(answers, *names), indent=2) if as_json else fit_text(answers, *names))
+    if as_json:
+        typer.echo(json.dumps(fit_json(answers, *names), indent=2))
+    else:
+        print_lines(fit_text(answers, *names))
     if all(answer.found.fits is None for answer in answers):
         raise typer.Exit(1)
 

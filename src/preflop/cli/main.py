@@ -7,9 +7,12 @@ unless PREFLOP_DEBUG=1 asks for it.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TextIO
 
 import typer
 
@@ -39,9 +42,39 @@ BAD_INPUT = 2
 INTERRUPTED = 130
 
 
+class OutputRefused(PreflopError):
+    """Standard output takes no more: the disk is full."""
+
+
+class _Output(io.TextIOWrapper):
+    """Standard output, its refusals told apart from those of other files; a closed pipe stays what it is."""
+
+    def write(self, text: str) -> int:
+        with self._refusals():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with self._refusals():
+            super().flush()
+
+    @staticmethod
+    @contextmanager
+    def _refusals() -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputRefused(error.strerror or str(error)) from error
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `preflop` with the given words (the command line's by default) and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.stdout is None:  # `>&-`: whatever is opened next would take its place
+        sys.exit(_cannot_write("it is closed"))
+    if type(sys.stdout) is io.TextIOWrapper:
+        sys.stdout = _Output(sys.stdout.buffer, sys.stdout.encoding, line_buffering=sys.stdout.line_buffering)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a rule still gets the numbers
             stream.reconfigure(errors="replace")
@@ -101,19 +134,47 @@ def _stub() -> None:
 
 
 def _status_of(error: BaseException) -> int:
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else BAD_INPUT
     if isinstance(error, KeyboardInterrupt):
-        print("preflop: interrupted.", file=sys.stderr)
+        _say("preflop: interrupted.")
         return INTERRUPTED
-    if isinstance(error, BrokenPipeError):
-        # The reader closed the pipe (`preflop ... | head`). Keep Python from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
+        # The reader closed the pipe (`preflop ... | head`); rich and click make a SystemExit(1) of it.
+        _drop(sys.stdout)
         return 0
+    if isinstance(error, OutputRefused):
+        return _cannot_write(str(error))
+    if isinstance(error, SystemExit):
+        # No command of ours ends like this: code of the user's did, where no recording was there to say so.
+        from preflop.subject import users_error
+
+        error = users_error("what the command ran", error)
     if _debugging():
         raise error
-    print(f"preflop: {error}", file=sys.stderr)
+    _say(f"preflop: {error}")
     return BAD_INPUT
+
+
+def _cannot_write(why: str) -> int:
+    """Standard output took no more (a full disk): one line, where that is still possible."""
+    _drop(sys.stdout)
+    _say(f"preflop: cannot write to standard output: {why}")
+    return BAD_INPUT
+
+
+def _say(message: str) -> None:
+    """A message on standard error. Where that is closed or full, the exit status is all there is."""
+    if sys.stderr is None:
+        return
+    try:
+        print(message, file=sys.stderr, flush=True)
+    except OSError:
+        _drop(sys.stderr)
+
+
+def _drop(stream: TextIO | None) -> None:
+    """Nothing more is written to the stream, also by Python itself as it ends."""
+    if stream is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _unexpected(error: Exception) -> int:
@@ -122,17 +183,16 @@ def _unexpected(error: Exception) -> int:
     if message is not None:
         command = getattr(getattr(error, "ctx", None), "command_path", None) or "preflop"
         if text := message():
-            print(f"preflop: {text}\n  See `{command} --help`.", file=sys.stderr)
+            _say(f"preflop: {text}\n  See `{command} --help`.")
         return BAD_INPUT
     if type(error).__name__ == "Abort":
         return INTERRUPTED
     if _debugging():
         raise error
     first_line = (str(error).splitlines() or [""])[0]
-    print(
+    _say(
         f"preflop: this is a bug in Preflop: {type(error).__name__}: {first_line}\n"
-        "  Please report it with the command you ran. PREFLOP_DEBUG=1 shows where it happened.",
-        file=sys.stderr,
+        "  Please report it with the command you ran. PREFLOP_DEBUG=1 shows where it happened."
     )
     return BAD_INPUT
 

@@ -42,9 +42,13 @@ def _list(as_json: bool) -> None:
 def _one(name: str, as_json: bool) -> None:
     from preflop.models.catalog import find
     from preflop.report.models_table import model_json, model_text
+    from preflop.report.terminal import print_lines
 
     facts = find(name)
-    typer.echo(json.dumps(model_json(facts), indent=2) if as_json else model_text(facts))
+    if as_json:
+        typer.echo(json.dumps(model_json(facts), indent=2))
+    else:
+        print_lines(model_text(facts))
 
 
 def _console() -> Console:

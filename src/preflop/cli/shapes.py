@@ -44,13 +44,16 @@ def _subjects(
     """(subject at a batch and a sequence, the sizes asked for, whether there is a sequence)."""
     from preflop.quantity import read_count
     from preflop.record.shapes import need_sizes, resized
-    from preflop.subject import load_function, resolve
+    from preflop.subject import FAILURES, load_function, resolve, users_error
 
     options: dict[str, Any] = {"optimizer": None}
     if loss is not None:
         options["loss"] = load_function(loss, "loss")
     if batch_from is not None:
-        made = load_function(batch_from, "batch")()
+        try:
+            made = load_function(batch_from, "batch")()
+        except FAILURES as error:
+            raise users_error("making the batch", error) from error
         asked = need_sizes(made)
 
         def from_batch(count: int, length: int) -> Any:

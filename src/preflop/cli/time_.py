@@ -20,17 +20,21 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Days of training: 6ND / (GPUs x dense peak x MFU)."""
-    from preflop.hardware.catalog import find
     from preflop.quantity import read_count, read_share
+    from preflop.report.terminal import print_lines
     from preflop.report.training_time import training_time_json, training_time_text
+    from preflop.timing.this import device_with_figures
     from preflop.timing.training import training_time
 
     run = training_time(
         parameters=read_count(params, "--params"),
         tokens=read_count(tokens, "--tokens"),
         gpus=read_count(gpus, "--gpus"),
-        device=find(device),
+        device=device_with_figures(device),
         model_flops_utilization=read_share(mfu, "--mfu"),
         precision=precision,
     )
-    typer.echo(json.dumps(training_time_json(run), indent=2) if as_json else training_time_text(run))
+    if as_json:
+        typer.echo(json.dumps(training_time_json(run), indent=2))
+    else:
+        print_lines(training_time_text(run))

@@ -70,8 +70,10 @@ def command(
         given.pop(name)
     # The profiler, which reads the peak of one step, writes to standard error unless told before torch comes.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    from preflop.trainer.processes import check_shared
     from preflop.trainer.settings import settings
 
+    check_shared(shard)
     wanted = settings(given, config=config, resume=resume)
     if verify:
         _verify(wanted, as_json=as_json)

@@ -181,6 +181,12 @@ def _known_names() -> list[str]:
 
 
 def _unknown(name: str) -> UnknownDevice:
+    if normalize(name) == "cpu":
+        return UnknownDevice(
+            "cpu has no figures in the catalog: CPUs differ too much for one data sheet to stand for them.\n"
+            "  Measure this machine with `preflop calibrate` and say --device this, or name a device of "
+            "`preflop hardware`."
+        )
     near = nearest(name, _known_names())
     hint = f"Nearest: {', '.join(near)}. " if near else ""
     return UnknownDevice(f"no device named {name!r}.\n  {hint}All: `preflop hardware`.\n  {ADD}")

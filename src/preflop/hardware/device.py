@@ -120,6 +120,11 @@ class Device:
         return self.figures[name]
 
     @property
+    def has_sold_capacity(self) -> bool:
+        """Whether a data sheet says what it was sold with: not so for a machine that was measured."""
+        return bool({"memory_sold_gb", "memory_sold_gib"} & set(self.figures))
+
+    @property
     def memory_sold_bytes(self) -> int:
         """Capacity as sold: GB is 1e9; 2**30 only where the vendor itself writes GiB."""
         if "memory_sold_gib" in self.figures:

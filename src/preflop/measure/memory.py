@@ -18,7 +18,7 @@ from preflop.record import prepare
 from preflop.record.loop import default_loss, train_step
 from preflop.record.optimizers import build_optimizer, named_parameters
 from preflop.record.recompute import apply_recompute
-from preflop.subject import Subject, users_error
+from preflop.subject import FAILURES, Subject, users_error
 from preflop.tape.events import Phase
 from preflop.units import bytes_text
 
@@ -93,7 +93,7 @@ class RealSubject:
             )
         except PreflopError:
             raise
-        except Exception as error:
+        except FAILURES as error:
             raise users_error("running the step", error) from error
 
 
@@ -112,7 +112,7 @@ def build(subject: Subject) -> RealSubject:
 def _model(subject: Subject) -> nn.Module:
     try:
         made = copy.deepcopy(subject.module) if subject.module is not None else subject.make_model()
-    except Exception as error:
+    except FAILURES as error:
         raise users_error("building the model", error) from error
     model = prepare.unwrap(made)
     prepare.check_forward(model)

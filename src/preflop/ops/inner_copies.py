@@ -15,7 +15,7 @@ from preflop.ops.arguments import argument, keyword, need, tensor, tensors
 from preflop.ops.workspace import thread_count
 from preflop.strides import is_channels_last, lies_contiguous, view_strides
 from preflop.tape.events import Ref, Signature, TensorMeta
-from preflop.units import DTYPE_BYTES
+from preflop.units import DTYPE_BYTES, a_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def _promoted(sig: Signature, operands: Sequence[object], to_float: bool = False
                 copies.append(_cast(operand, common, sig.op))
         elif _OF_PYTHON[type(operand)] != common:
             copies.append(
-                InnerCopy("scalar", (), common, f"a number becomes a {common} tensor", cpu_only=True)
+                InnerCopy("scalar", (), common, f"a number becomes {a_dtype(common)} tensor", cpu_only=True)
             )
     for index in sig.writes:
         target = sig.inputs[index]
@@ -320,7 +320,7 @@ def _truth(sig: Signature) -> Iterable[InnerCopy]:
 
 
 def _count_as_tensor(dtype: str) -> InnerCopy:
-    return InnerCopy("scalar", (), dtype, f"the count to divide by becomes a {dtype} tensor", cpu_only=True)
+    return InnerCopy("scalar", (), dtype, f"the count to divide by becomes {a_dtype(dtype)} tensor", cpu_only=True)
 
 
 @_rule("mean")
@@ -373,7 +373,7 @@ def _loss(sig: Signature) -> Iterable[InnerCopy]:
 def _infinite(sig: Signature) -> Iterable[InnerCopy]:
     dtype = sig.inputs[0].dtype
     if dtype in _FLOATS and dtype != "float64":
-        yield InnerCopy("scalar", (), dtype, f"infinity becomes a {dtype} tensor", cpu_only=True)
+        yield InnerCopy("scalar", (), dtype, f"infinity becomes {a_dtype(dtype)} tensor", cpu_only=True)
 
 
 @_rule("sort", "_unique2")

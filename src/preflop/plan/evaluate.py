@@ -131,14 +131,16 @@ class _Compiled:
         peak_bytes, peak_phase = self._moments.peak(at, values)
         totals, rows = self._work.at(at, values, microbatches - self.recorded)
         seconds = Seconds(None, None, None)
+        no_peak: tuple[str, ...] = ()
         if device is not None:
-            seconds = row_seconds(self._rates_on(device), *rows)
+            rates = self._rates_on(device)
+            seconds, no_peak = row_seconds(rates, *rows), rates.no_peak
         return Outcome(
             peak_bytes=peak_bytes, peak_phase=peak_phase, flops_model=totals["model"],
             flops_hardware=totals["hardware"], flops_total=totals["flops"], read_bytes=totals["read"],
             write_bytes=totals["write"], lower_s=seconds.lower_s, expected_s=seconds.expected_s,
             upper_s=seconds.upper_s, tokens=None if seq is None else batch * seq * microbatches,
-            samples=batch * microbatches,
+            samples=batch * microbatches, no_peak=no_peak if seconds.lower_s is not None else (),
         )  # fmt: skip
 
     def rows(self, microbatches: int) -> list[PolynomialRow]:

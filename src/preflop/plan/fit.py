@@ -25,7 +25,7 @@ class LargestModel:
     device_name: str
     gpus: int
     memory_bytes: int
-    """Capacity as sold, of all GPUs together."""
+    """Capacity as sold, of all GPUs together; of a calibrated machine, all that it has."""
     optimizer: str
     precision: str
     parameter_bytes: int
@@ -51,7 +51,9 @@ def largest_model(device: Device, gpus: int, optimizer: OptimizerSpec, precision
         BadNumber: gpus is not positive.
     """
     require_positive(gpus=gpus)
-    memory_bytes = gpus * device.memory_sold_bytes
+    # A machine that was measured was not sold by a data sheet: its whole memory stands instead.
+    sold = device.has_sold_capacity
+    memory_bytes = gpus * (device.memory_sold_bytes if sold else device.memory_bytes)
     states, quantised = optimizer.states_per_parameter, optimizer.quantised
     each = precision.bytes_per_parameter(states, quantised=quantised)
     return LargestModel(
@@ -66,14 +68,16 @@ def largest_model(device: Device, gpus: int, optimizer: OptimizerSpec, precision
         optimizer_state_bytes=precision.state_bytes(states, quantised=quantised),
         bytes_per_parameter=each,
         parameters=largest_parameters(memory_bytes, each),
-        assumptions=_assumptions(gpus, optimizer, memory_bytes, precision),
+        assumptions=_assumptions(
+            gpus, optimizer, memory_bytes, precision, "capacity as sold" if sold else device.memory_basis
+        ),
     )
 
 
 def _assumptions(
-    gpus: int, optimizer: OptimizerSpec, memory_bytes: int, precision: Precision
+    gpus: int, optimizer: OptimizerSpec, memory_bytes: int, precision: Precision, basis: str
 ) -> tuple[str, ...]:
-    said = ["no activations, temporaries, buffers or context: an upper bound", "capacity as sold"]
+    said = ["no activations, temporaries, buffers or context: an upper bound", basis]
     if gpus > 1:
         said.append("weights, gradients and states split evenly over the GPUs (ZeRO-3, FSDP)")
     if optimizer.factored:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from preflop.account import Account
+from preflop.precision import PRECISIONS
+from preflop.timing.roofline import MATMUL_LIKE, peak_dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +35,16 @@ class Outcome:
     fits: bool | None = None
     """None where it is not known, or the allocator was not replayed."""
     spare_bytes: int | None = None
+    no_peak: tuple[str, ...] = ()
+    """Dtypes of matmuls for which the device has no dense peak: `lower_s` counts only their bytes then,
+    which is a bound and no time to compare."""
 
     @property
     def time_s(self) -> float | None:
-        """Expected seconds of a step; its lower bound where nothing is expected."""
+        """Expected seconds of a step; its lower bound where nothing is expected; None where matmuls have
+        no peak to run at."""
+        if self.no_peak:
+            return None
         return self.lower_s if self.expected_s is None else self.expected_s
 
     @property
@@ -79,4 +87,17 @@ def outcome_of(account: Account) -> Outcome:
         reserved_bytes=memory.reserved_bytes,
         fits=memory.fits,
         spare_bytes=memory.spare_bytes,
+        no_peak=() if time.lower_s is None else _no_peak(account),
     )
+
+
+def _no_peak(account: Account) -> tuple[str, ...]:
+    subject = account.tape.subject
+    precision = None if subject is None else PRECISIONS.get(subject.precision)
+    tf32 = precision is not None and precision.tf32
+    unpriced = {
+        peak_dtype(row.dtype, tf32)
+        for row in account.operators
+        if row.kind in MATMUL_LIKE and row.flops and row.bound is None
+    }
+    return tuple(sorted(unpriced))

@@ -9,11 +9,11 @@ from typing import Any
 
 from preflop.account import Account
 from preflop.errors import BadNumber, PreflopError
-from preflop.hardware.catalog import find as find_device
 from preflop.optimizers import IN_BACKWARD, OptimizerSpec, find_optimizer
 from preflop.plan.choice import Choice, Route, route_of
 from preflop.plan.outcome import Outcome, outcome_of
 from preflop.precision import PRECISIONS
+from preflop.timing.this import device_with_figures
 from preflop.units import bytes_text
 
 RECOMPUTE_MODES = ("none", "selective", "block")
@@ -81,6 +81,26 @@ class WhatIf:
         """How a row differs from the given run."""
         return change(self.given.outcome, row.outcome)
 
+    def untimed(self) -> list[str]:
+        """Why rows have no time, in words: their device has no peak for their matmuls."""
+        alike: dict[str, list[str]] = {}
+        for row in (self.given, *self.rows):
+            if row.outcome is not None and row.outcome.no_peak:
+                device = device_with_figures(row.choice.device).name
+                reason = f"{device} has no dense peak for {', '.join(row.outcome.no_peak)} to time its matmuls by"
+                alike.setdefault(reason, []).append(row.words)
+        return [f"no time ({_few(words)}): {reason}" for reason, words in alike.items()]
+
+
+def _few(words: Sequence[str], most: int = 3) -> str:
+    """The first of them, and how many more.
+
+    >>> _few(["bf16", "tf32", "sgd", "lion", "adafactor"])
+    'bf16, tf32, sgd and 2 more'
+    """
+    more = len(words) - most
+    return ", ".join(words[:most]) + (f" and {more} more" if more > 0 else "")
+
 
 def change(given: Outcome | None, other: Outcome | None) -> Change:
     """Relative changes from one outcome to another."""
@@ -90,7 +110,10 @@ def change(given: Outcome | None, other: Outcome | None) -> Change:
         _relative(given.peak_bytes, other.peak_bytes),
         _relative(_per_unit(given.flops_hardware, given), _per_unit(other.flops_hardware, other)),
         _relative(_per_unit(given.moved_bytes, given), _per_unit(other.moved_bytes, other)),
-        _relative(given.per_unit_s, other.per_unit_s),
+        # An expected time and a lower bound are not compared.
+        _relative(given.per_unit_s, other.per_unit_s)
+        if (given.expected_s is None) == (other.expected_s is None)
+        else None,
     )
 
 
@@ -158,10 +181,10 @@ def changes(
         for name in (*_in_backward(given.optimizer), *OPTIMIZERS_TRIED):
             if name != given.optimizer:
                 yield "optimizer", name, given.but(optimizer=name), _kept_by_optimizer(given.optimizer, name)
-    own = None if given.device == "cpu" else find_device(given.device).id
-    for name in dict.fromkeys(find_device(name).id for name in devices):
+    own = None if given.device == "cpu" else device_with_figures(given.device).id
+    for name in dict.fromkeys(device_with_figures(name).id for name in devices):
         if name != own:
-            yield "device", find_device(name).name, given.but(device=name), Keeps.MATHEMATICS
+            yield "device", device_with_figures(name).name, given.but(device=name), Keeps.MATHEMATICS
 
 
 def _splits(given: Choice, split: int) -> Iterator[tuple[str, str, Choice, Keeps]]:
@@ -240,7 +263,7 @@ def _same_kernels(one: str, other: str) -> bool:
     """Whether two devices run the same recorded calls: CUDA devices of one compute capability."""
     if "cpu" in (one, other):
         return one == other
-    a, b = find_device(one).compute_capability, find_device(other).compute_capability
+    a, b = device_with_figures(one).compute_capability, device_with_figures(other).compute_capability
     return a is not None and a == b
 
 
@@ -274,7 +297,7 @@ def _make_it_fit(given: Outcome, rows: Sequence[Row]) -> str:
             f"to spare{cost}{_caution(best)}."
         )
     if fitting:
-        best = min(fitting, key=lambda row: find_device(row.choice.device).memory_bytes)
+        best = min(fitting, key=lambda row: device_with_figures(row.choice.device).memory_bytes)
         return (
             f"Change first: the device. The run does not fit, by {over}, and no other single change makes it "
             f"fit; {best.words} is the smallest of those tried that holds it."
@@ -297,7 +320,7 @@ def _make_it_faster(run: Row, given: Outcome, rows: Sequence[Row]) -> str:
         if row.outcome is not None
         and row.outcome.fits is not False
         and row.outcome.per_unit_s is not None
-        # A bound by bytes alone (no peak for the dtype) is no time to compare an expected one with.
+        # A lower bound is no time to compare an expected one with.
         and (row.outcome.expected_s is None) == (given.expected_s is None)
     ]
     tried = [row for row in here if row.knob != "device" and row.keeps <= Keeps.WEIGHTS]
@@ -322,12 +345,13 @@ def _spare_memory(given: Outcome, rows: Sequence[Row]) -> str:
     """Without a time (no device, or one without figures): what saves memory."""
     saving = [row for row in rows if row.knob != "device" and row.keeps is Keeps.MATHEMATICS]
     best = min(saving, key=_peak, default=None)
+    timed = "" if given.no_peak else " Name a --device to learn what makes it faster."
     if best is None or best.outcome is None or best.outcome.peak_bytes >= given.peak_bytes:
-        return "Name a --device to learn what to change first: nothing that was tried lowers the peak."
+        return f"Nothing that was tried lowers the peak.{timed}"
     share = 1 - best.outcome.peak_bytes / given.peak_bytes
     return (
         f"Change first, to save memory: {best.words}, which takes {share:.0%} off the peak and keeps the "
-        "training as it is. Name a --device to learn what makes it faster."
+        f"training as it is.{timed}"
     )
 
 

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from preflop.errors import BadSubject
 from preflop.record.assume import assumed_number
+from preflop.units import a_dtype
 
 if TYPE_CHECKING:
     from preflop.record.recorder import Recorder
@@ -49,7 +50,8 @@ def _number(recorder: Recorder, tensor: torch.Tensor) -> Any:
         )
         return True
     value = assumed_number(tensor.dtype)
-    recorder.assumed(f"a {str(tensor.dtype).removeprefix('torch.')} read back by .item(): taken as {value}.")
+    kind = a_dtype(str(tensor.dtype).removeprefix("torch."))
+    recorder.assumed(f"{kind} read back by .item(): taken as {value}.")
     return value
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from preflop.errors import BadSubject
 from preflop.models.optimizers import MuonWithAdamW, is_hidden_matrix
 from preflop.optimizers import OptimizerSpec
-from preflop.subject import Subject, users_error
+from preflop.subject import FAILURES, Subject, users_error
 
 Make = Callable[[Any], torch.optim.Optimizer]
 """From parameters to the optimizer over them."""
@@ -144,7 +144,7 @@ def _hidden(trainable: Iterable[Named]) -> set[int]:
 def _users_optimizer(make: Callable[[Any], Any], parameters: list[Any]) -> torch.optim.Optimizer:
     try:
         optimizer = make(parameters)
-    except Exception as error:
+    except FAILURES as error:
         raise users_error("making the optimizer", error) from error
     if not hasattr(optimizer, "step") or not hasattr(optimizer, "zero_grad"):
         raise BadSubject(

@@ -23,7 +23,7 @@ from preflop.precision import Precision
 from preflop.record.fake import INTEGER_LIMIT_BYTES, FakeKernels
 from preflop.record.loop import call_model
 from preflop.record.recorder import Recorder
-from preflop.subject import Subject, needs_batch, no_batch, users_error
+from preflop.subject import FAILURES, Subject, needs_batch, no_batch, users_error
 
 
 def fake_model(subject: Subject, recorder: Recorder) -> nn.Module:
@@ -54,7 +54,7 @@ def _built(subject: Subject) -> nn.Module:
         model = subject.make_model()
     except PreflopError:
         raise
-    except Exception as error:
+    except FAILURES as error:
         raise users_error("building the model", error) from error
     if not isinstance(model, nn.Module):
         raise BadSubject(
@@ -82,7 +82,7 @@ def _learn_shapes(model: nn.Module, subject: Subject, recorder: Recorder) -> nn.
     try:
         with _disable_current_modes(), torch.no_grad():
             call_model(model, map_tensors(torch.Tensor.clone, batch))
-    except Exception as error:
+    except FAILURES as error:
         raise users_error("the first forward, from which lazy modules take their shapes,", error) from error
     return model
 
@@ -173,7 +173,7 @@ def copy_faked(
             if isinstance(module, torch.jit.ScriptModule) and id(module) not in memo:
                 _copy_scripted(module, memo)
         copied = copy.deepcopy(model, memo)
-    except Exception as error:
+    except FAILURES as error:
         raise users_error(
             "copying the model (Preflop never changes yours; give a callable that builds it instead)",
             error,
@@ -262,14 +262,37 @@ def make_batch(subject: Subject) -> Any:
         batch = subject.make_batch()
     except PreflopError:
         raise
-    except Exception as error:
+    except FAILURES as error:
         raise users_error("making the batch", error) from error
     if not list(tensors_of(batch)) and batch not in ((), {}, []):
         raise BadSubject(
             f"the batch is {type(batch).__name__} and holds no tensor.\n"
             "  Give a tensor, a tuple (positional) or a mapping (keyword) of tensors."
         )
+    check_not_empty(batch)
     return batch
+
+
+def check_not_empty(batch: Any) -> None:
+    """A batch must hold something: the step of none would be priced, and be no step of any run.
+
+    Raises:
+        BadSubject: not one of its tensors has an element.
+    """
+    tensors = list(tensors_of(batch))
+    if tensors and all(not tensor.numel() for tensor in tensors):
+        raise BadSubject(
+            f"the batch is empty: {batch_text(batch)} has no element.\n"
+            "  Give at least one sample of at least one position."
+        )
+
+
+def empty_assumption(batch: Any) -> str | None:
+    """What is said of a batch of which some tensors are empty."""
+    empty = [tensor for tensor in tensors_of(batch) if not tensor.numel()]
+    if not empty:
+        return None
+    return f"of the batch, {batch_text(empty)} has no element: what reads it is priced as nothing"
 
 
 def batch_dtype(precision: Precision) -> torch.dtype | None:

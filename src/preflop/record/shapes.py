@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from preflop.errors import BadSubject, PreflopError
-from preflop.record.prepare import map_tensors
+from preflop.record.prepare import check_not_empty, map_tensors
 from preflop.record.subject_tape import record_subject
 from preflop.subject import Subject
 from preflop.tape.events import Phase, Signature, Tape
@@ -318,6 +318,7 @@ def need_sizes(batch: Any) -> Point:
             second.add(tensor.shape[1])
         return tensor
 
+    check_not_empty(batch)
     map_tensors(look, batch)
     if len(leading) != 1:
         raise BadSubject(

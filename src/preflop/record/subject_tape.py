@@ -21,7 +21,7 @@ from preflop.record.optimizers import InBackward, build_optimizer, named_paramet
 from preflop.record.recompute import apply_recompute, repeated_blocks, without_cache
 from preflop.record.recorder import Recorder
 from preflop.record.target import target_rules
-from preflop.subject import Subject, users_error
+from preflop.subject import FAILURES, Subject, users_error
 from preflop.tape.events import ParameterInfo, Role, SubjectInfo, Tape
 from preflop.tape.stack import RECORDED, Stack
 
@@ -100,12 +100,14 @@ def _record(
             folds.extend(cut_down)
             reasons.extend(left)
         batch = prepare.fake_batch(subject, recorder.kernels)
+        if (empty := prepare.empty_assumption(batch)) is not None:
+            recorder.assumed(empty)
         recorder.origins.name_modules(model)
         try:
             optimizer = build_optimizer(subject, named_parameters(model))
         except PreflopError:
             raise
-        except Exception as error:
+        except FAILURES as error:
             raise users_error("making the optimizer", error) from error
         parameters = _enter_model(recorder, model)
         if isinstance(optimizer, InBackward):
@@ -163,7 +165,7 @@ def _run(
                 )
         except PreflopError:
             raise
-        except Exception as error:
+        except FAILURES as error:
             doing = f"running the step with the batch {prepare.batch_text(batch) or '()'}"
             raise users_error(doing, error) from error
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from preflop.report.counts import short_dtype
-from preflop.report.tables import Heading, Table
+from preflop.report.tables import Heading, Table, without_empty_columns
 from preflop.timing.einsum import EinsumCost, ExpressionCost
 from preflop.units import bytes_text, si_text, time_text
 
@@ -54,7 +54,7 @@ def headline(cost: EinsumCost) -> str:
 def cost_table(cost: EinsumCost) -> Table:
     """One row forward, one per gradient."""
     rows = [_cells("forward", cost.forward), *(_cells(f"d {_short(g.operand)}", g) for g in cost.backward)]
-    return Table("", _HEADINGS, tuple(rows))
+    return without_empty_columns(Table("", _HEADINGS, tuple(rows)))
 
 
 _HEADINGS = (
@@ -111,7 +111,7 @@ def order_table(cost: EinsumCost) -> Table:
         Heading("step"), Heading("operands", False), Heading("expression", False), Heading("FLOPs"),
         Heading("result"), Heading("at least"),
     )  # fmt: skip
-    return Table("cheapest order", headings, tuple(rows))
+    return without_empty_columns(Table("cheapest order", headings, tuple(rows)))
 
 
 def sentences(cost: EinsumCost) -> list[str]:

@@ -23,7 +23,8 @@ def need_device(account: Account) -> DeviceFacts:
     if account.device is None:
         raise PreflopError(
             "a roofline needs a device with a peak and a bandwidth; a CPU has neither in the catalog.\n"
-            "  Name one: --device h100-sxm. All: `preflop hardware`."
+            "  Name one: --device h100-sxm (all: `preflop hardware`); or measure this machine with "
+            "`preflop calibrate` and say --device this."
         )
     if account.device.bandwidth_bytes_per_s is None:
         raise PreflopError(

@@ -227,6 +227,21 @@ def percent(part: float, whole: float) -> str:
     return "<0.1 %" if 0 < share < 0.0005 else f"{share:.1%}".replace("%", " %")
 
 
+def without_empty_columns(content: Table) -> Table:
+    """The table without columns that say nothing in any row, but for the first: the others have its room."""
+    kept = [i for i in range(len(content.headings)) if i == 0 or any(row[i] for row in content.rows)]
+
+    def of(row: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(row[i] for i in kept)
+
+    return dataclasses.replace(
+        content,
+        headings=tuple(content.headings[i] for i in kept),
+        rows=tuple(map(of, content.rows)),
+        total=None if content.total is None else of(content.total),
+    )
+
+
 def headline(account: Account) -> str:
     """What was priced, in one line."""
     subject = account.tape.subject
@@ -238,8 +253,15 @@ def headline(account: Account) -> str:
         parts.append(f"{subject.microbatches} microbatches")
     if subject.recompute != "none":
         parts.append(f"recompute {subject.recompute}")
-    device = "as a CPU runs it" if account.device is None else f"on {account.device.name}"
-    return ", ".join(parts) + ", " + device
+    parts.append(_where(account, subject.device))
+    return ", ".join(parts)
+
+
+def _where(account: Account, recorded_for: str) -> str:
+    """On what the step was priced; a recording for another device stays what that device runs."""
+    if account.device is not None:
+        return f"on {account.device.name}"
+    return "as a CPU runs it" if recorded_for == "cpu" else f"as recorded for {recorded_for}, on no device"
 
 
 def peak_sentence(account: Account) -> str:
@@ -285,8 +307,15 @@ def six_nd_sentence(account: Account) -> str:
     if flops.attended != flops.model:
         text += f" Counting only attended pairs: {flops_text(flops.attended, 'FLOP')}."
     if flops.hardware != flops.model:
-        text += f" With recomputation, as the hardware does: {flops_text(flops.hardware, 'FLOP')}."
+        text += f" The hardware does {flops_text(flops.hardware, 'FLOP')}: {_hardware_more(account)}."
     return text
+
+
+def _hardware_more(account: Account) -> str:
+    """Why the hardware does more than model FLOPs: what a checkpoint recomputes, or a kernel inside itself."""
+    if account.flops.recompute:
+        return "backward computes activations again"
+    return "the backward kernel of fused attention computes its scores again"
 
 
 def traffic_sentence(account: Account) -> str:

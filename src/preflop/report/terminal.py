@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
@@ -41,6 +42,31 @@ def print_parts(console: Console, parts: Iterable[RenderableType]) -> None:
             console.print(part)
     lines = captured.get().splitlines()
     console.file.write("\n".join(line.rstrip() for line in lines) + "\n")
+
+
+def print_lines(words: str, *, file: TextIO | None = None) -> None:
+    """Print lines of text, each wrapped at the console's width, its further lines indented below it."""
+    console = make_console(file)
+    console.file.write(wrapped(words, console.width) + "\n")
+    console.file.flush()
+
+
+def wrapped(words: str, width: int) -> str:
+    r"""Lines folded at blanks so that none is wider, where that can be; what has no blank is left whole.
+
+    >>> print(wrapped("fits:\n  batch 8 of a model with a long name", 24))
+    fits:
+      batch 8 of a model
+        with a long name
+    """
+    lines = []
+    for line in words.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        lines += textwrap.wrap(
+            line, max(width, 20), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
+            replace_whitespace=False, drop_whitespace=True,
+        ) or [""]  # fmt: skip
+    return "\n".join(lines)
 
 
 def make_console(file: TextIO | None = None) -> Console:

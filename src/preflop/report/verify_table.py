@@ -65,7 +65,7 @@ def memory_sentence(verification: Verification) -> str:
     return (
         f"{answer}: {bytes_text(steady.predicted_bytes)} predicted, "
         f"{bytes_text(steady.measured_bytes)} measured"
-        f" (allowed: {100 * verification.tolerance:g} %)."
+        f" (allowed: {100 * verification.tolerance:g} % or {verification.slack_bytes} B, whichever is more)."
     )
 
 

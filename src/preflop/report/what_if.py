@@ -37,13 +37,16 @@ def show_section(found: WhatIf) -> None:
 
 
 def what_if_parts(found: WhatIf) -> Iterable[RenderableType]:
-    """The table, what could not be run, and the sentence."""
+    """The table, what has no time and what could not be run, and the sentence."""
     from preflop.report import terminal
 
     yield terminal.table(what_if_table(found))
     refused = [row for row in found.rows if row.refused]
-    if refused:
+    untimed = found.untimed()
+    if refused or untimed:
         yield ""
+    for reason in untimed:
+        yield terminal.bullet(reason, "yellow")
     for row in refused:
         yield terminal.bullet(f"{row.words}: {row.refused}", "yellow")
     yield ""
@@ -85,7 +88,9 @@ def _cells(found: WhatIf, row: Row, outcome: Outcome, label: str, timed: bool) -
     ]
     if timed:
         per_unit_s = outcome.per_unit_s
-        cells.append("-" if per_unit_s is None else time_text(per_unit_s))
+        given_outcome = found.given.outcome
+        bound = outcome.expected_s is None and given_outcome is not None and given_outcome.expected_s is not None
+        cells.append("-" if per_unit_s is None else ("at least " if bound else "") + time_text(per_unit_s))
         cells.append("" if given else change_text(changed.time))
     return tuple(cells)
 

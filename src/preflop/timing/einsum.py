@@ -159,9 +159,9 @@ def _pricing(dtype: str, out_dtype: str | None, device: str | None) -> _Pricing:
             raise BadExpression(f"no dtype named {given!r}.\n  Known: {short}, and torch's own names.")
     found = None
     if device is not None and device != "cpu":
-        from preflop.hardware.catalog import find
+        from preflop.timing.this import device_with_figures
 
-        found = find(device)
+        found = device_with_figures(device)
     return _Pricing(name, out, found)
 
 

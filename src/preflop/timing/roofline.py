@@ -49,13 +49,23 @@ def ceiling(device: Device, kind: str, dtype: str, tf32: bool = False) -> Ceilin
     """
     if kind not in MATMUL_LIKE:
         return Ceiling("float32", _peak(device, "float32"))
-    real = _REAL_DTYPE.get(dtype, dtype)
-    if tf32 and real == "float32":
+    real = peak_dtype(dtype, tf32)
+    if real == "tf32":
         return Ceiling("tf32", _peak(device, "tf32"))
     try:
         return Ceiling(real, device.matmul_peak_flops_per_s(real))
     except MissingFigure:
         return Ceiling(real, None)
+
+
+def peak_dtype(dtype: str, tf32: bool) -> str:
+    """The dtype whose dense peak matmuls of `dtype` run at.
+
+    >>> peak_dtype("complex64", False), peak_dtype("float32", True)
+    ('float32', 'tf32')
+    """
+    real = _REAL_DTYPE.get(dtype, dtype)
+    return "tf32" if tf32 and real == "float32" else real
 
 
 def bandwidth_bytes_per_s(device: Device) -> float | None:

@@ -42,6 +42,8 @@ class RowRates:
     """Rows, and what kernels of their family reach."""
     expects: bool
     """Whether every rate was measured, so that there is an expectation."""
+    no_peak: tuple[str, ...]
+    """Dtypes of matmul-like rows for which the device has no dense peak."""
 
 
 def row_rates(
@@ -55,7 +57,7 @@ def row_rates(
     import numpy as np
 
     tops = [ceiling(device, kind, dtype, tf32) for kind, dtype in zip(kinds, dtypes)]
-    missing = any(kind in MATMUL_LIKE and top.flops_per_s is None for kind, top in zip(kinds, tops))
+    missing = {t.dtype for kind, t in zip(kinds, tops) if kind in MATMUL_LIKE and t.flops_per_s is None}
     alike: dict[tuple[Family, str, str], list[int]] = {}
     for index, (op, kind, top) in enumerate(zip(ops, kinds, tops)):
         named = op if is_this(device) else ""
@@ -67,6 +69,7 @@ def row_rates(
         bandwidth_bytes_per_s(device),
         tuple((rows, rate) for rows, rate in rates if rate is not None),
         not missing and all(rate is not None for _, rate in rates),
+        tuple(sorted(missing)),
     )
 
 

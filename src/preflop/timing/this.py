@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from preflop.errors import BadFile
+from preflop.hardware.catalog import find
 from preflop.hardware.device import Device, Figure
 
 if sys.version_info >= (3, 11) or TYPE_CHECKING:
@@ -69,6 +70,15 @@ def this_device() -> Device:
         figures=figures,
         peaks=peaks,
     )
+
+
+def device_with_figures(name: str) -> Device:
+    """The device of that name, for what cannot be answered without its figures: of the catalog, or "this".
+
+    Raises:
+        UnknownDevice: no such device, or "cpu", which has no figures. BadFile: "this", not calibrated.
+    """
+    return this_device() if name.casefold() == THIS else find(name)
 
 
 def this_table() -> dict[str, Any]:

@@ -41,7 +41,7 @@ _FAILURES = (Exception, CheckpointException)
 
 
 class SaveFailed(BadFile):
-    """A checkpoint could not be written. Those that stood before still stand."""
+    """A checkpoint could not be written. Those that stood before, if any, still stand."""
 
 
 @dataclass(slots=True)
@@ -141,10 +141,11 @@ class Checkpoints:
         except _FAILURES as error:
             if self._processes.first:
                 shutil.rmtree(part, ignore_errors=True)
+            stand = f"Nothing was deleted: older checkpoints in {self.folder} still stand."
             raise SaveFailed(
                 f"the checkpoint of step {step} could not be written: {_reason(error)}.\n"
-                f"  Nothing was deleted: older checkpoints in {self.folder} still stand. Make room, or make "
-                "the folder writable, and go on with --resume."
+                f"  {stand if self.has_any() else 'There is no older one.'} Make room, or make the folder writable, "
+                "and go on with --resume."
             ) from error
 
     def _together(self, work: Callable[[], None], *, only_first: bool = False) -> None:
@@ -222,6 +223,10 @@ class Checkpoints:
         """True where a valid checkpoint of this step stands already."""
         path = self.folder / f"step-{step:08d}"
         return path.is_dir() and why_invalid(path) is None
+
+    def has_any(self) -> bool:
+        """True where something stands that is called a checkpoint."""
+        return bool(self._all())
 
     def _all(self) -> list[tuple[int, Path]]:
         """(step, folder) of everything called a checkpoint, oldest first."""

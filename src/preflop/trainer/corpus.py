@@ -14,12 +14,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from preflop.errors import BadFile, BadNumber, PreflopError
 from preflop.trainer.tokenizer import BytePairs, Bytes, Tokenizer, learn_pairs
-from preflop.trainer.tokens import MANIFEST, SCHEMA, SPLITS, Data, dtype_for, open_data
+from preflop.trainer.tokens import MANIFEST, PART_BYTES, SCHEMA, SPLITS, Data, dtype_for, open_data
 
 PIECE_BYTES = 1 << 20
 """Text that is in memory at one time."""
@@ -209,11 +210,11 @@ def _write_folder(documents: list[Document], encoder: Tokenizer, target: Path) -
 
 def _write_split(
     documents: list[Document], encoder: Tokenizer, split: str, folder: Path
-) -> dict[str, str | int]:
+) -> dict[str, Any]:
     """One split's file, and what the manifest says of it."""
     dtype = np.dtype(dtype_for(encoder.vocab)).newbyteorder("<")
     end = np.array([encoder.document_end], dtype=dtype).tobytes()
-    digest, tokens, largest = hashlib.sha256(), 0, 0
+    digest, tokens, largest = _Hashes(), 0, 0
     name = f"{split}.bin"
     with (folder / name).open("wb") as stream:
         for document in documents:
@@ -233,4 +234,34 @@ def _write_split(
             tokens += 1
         stream.flush()
         os.fsync(stream.fileno())
-    return {"file": name, "tokens": tokens, "largest": largest, "sha256": digest.hexdigest()}
+    return {"file": name, "tokens": tokens, "largest": largest, **digest.found()}
+
+
+class _Hashes:
+    """SHA-256 of what a file holds, and of each part of `PART_BYTES` of it."""
+
+    def __init__(self) -> None:
+        self._whole, self._part, self._room = hashlib.sha256(), hashlib.sha256(), PART_BYTES
+        self._parts: list[str] = []
+
+    def update(self, raw: bytes) -> None:
+        """More of the file."""
+        self._whole.update(raw)
+        view = memoryview(raw)
+        while view:
+            taken = view[: self._room]
+            self._part.update(taken)
+            self._room -= len(taken)
+            view = view[len(taken) :]
+            if not self._room:
+                self._close()
+
+    def _close(self) -> None:
+        self._parts.append(self._part.hexdigest())
+        self._part, self._room = hashlib.sha256(), PART_BYTES
+
+    def found(self) -> dict[str, Any]:
+        """What the manifest says: "sha256" and "parts"."""
+        if self._room < PART_BYTES:
+            self._close()
+        return {"sha256": self._whole.hexdigest(), "parts": self._parts}

@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from preflop.report.terminal import print_lines
 from preflop.trainer.compare import Compared, Predicted, largest_difference
 from preflop.trainer.metrics import Row
 from preflop.units import bytes_text
@@ -84,13 +85,14 @@ class Lines:
     def account(self, account: Account) -> None:
         """The account, as `preflop account` shows it, without the list of operators."""
         account.show(top=1)
+        self.say("\nEach step: what was measured, and in brackets what was predicted.")
 
     def say(self, text: str) -> None:
         """A line of its own, above the live one."""
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False)
         else:
-            print(text, file=self._stream, flush=True)
+            print_lines(text, file=self._stream)
 
     def step(self, moment: Moment) -> None:
         """The live line; in a pipe, every so many steps."""
@@ -99,7 +101,7 @@ class Lines:
         elif (
             moment.row.step % self._every == 0 or moment.row.step in (1, moment.steps) or not moment.row.taken
         ):
-            print(step_text(moment), file=self._stream, flush=True)
+            print_lines(step_text(moment), file=self._stream)
 
     def _write_over(self, text: str) -> None:
         if self._live is None:
@@ -113,7 +115,7 @@ class Lines:
     def close(self, compared: tuple[Compared, ...], summary: str) -> None:
         """The table of what was predicted and measured."""
         self.stop()
-        for line in closing_lines(compared):
+        for line in closing_lines(compared) if compared else ():
             self.say(line)
         self.say(summary)
 
@@ -148,7 +150,7 @@ def step_text(moment: Moment) -> str:
 def _beside(measured, expected, text) -> str:  # type: ignore[no-untyped-def]
     """What was measured and, in brackets, predicted; a dash where nobody knows."""
     shown = "-" if measured is None else text(measured)
-    return f"{shown} (predicted {'-' if expected is None else text(expected)})"
+    return shown if expected is None else f"{shown} [{text(expected)}]"
 
 
 def closing_lines(compared: tuple[Compared, ...]) -> list[str]:

@@ -189,6 +189,7 @@ class _Run:
             self._build()
             if resume:
                 self._resume()
+                self._check_not_beyond()
             if self.processes.first:
                 self.checkpoints.clean()
                 save_config(folder, self.config)
@@ -246,6 +247,8 @@ class _Run:
                 "Gradients are kept in bf16, and small ones are lost when microbatches add up: "
                 "bf16-mixed adds them up in fp32."
             )
+        if config.shard == "fsdp" and self.processes.ranks == 1:
+            self.display.say("shard is fsdp, and there is one process: it holds everything.")
         optimizer = make_optimizer(wrapped.parameters(), config)
         schedule = WarmupCosine(
             config.learning_rate, config.final_learning_rate_share, config.warmup_steps,
@@ -298,7 +301,7 @@ class _Run:
             self.progress.step, self.steps, self.progress.skipped, outcome.loss if outcome else None,
             self.last_validation, reading, compared, self.account, stopped_by,
         )  # fmt: skip
-        self.display.close(compared, _summary(result, saved=saved))
+        self.display.close(compared if outcome else (), _summary(result, saved=saved))
         return result
 
     def _step(self, batches: Sequence[Microbatch]) -> StepOutcome:
@@ -430,10 +433,15 @@ class _Run:
             self.checkpoints.save(self.progress.step, Snapshot(tensors, self._state(), randomness.capture()))
 
     def _stopped(self, why: str) -> TrainingStopped:
-        folder = self.checkpoints.folder
+        begun = f"stopped at step {self.progress.step}: {why}.\n"
+        if not self.checkpoints.has_any():
+            return TrainingStopped(
+                f"{begun}  No checkpoint was saved before.\n"
+                "  Start anew with a lower --learning-rate, or in fp32 or bf16-mixed."
+            )
         return TrainingStopped(
-            f"stopped at step {self.progress.step}: {why}.\n"
-            f"  Nothing was saved after it went wrong: the checkpoints in {folder} are good.\n"
+            f"{begun}  Nothing was saved after it went wrong: the checkpoints in {self.checkpoints.folder} are "
+            "good.\n"
             "  Go on from the last with a lower --learning-rate, or in fp32 or bf16-mixed, and --resume."
         )
 
@@ -472,6 +480,18 @@ class _Run:
         self._check_same(found.path, found.state)
         self._load(found.path, found.state)
         self.display.say(f"Resumed from {found.path.name}.")
+
+    def _check_not_beyond(self) -> None:
+        """More steps than are done must be asked for; as many is nothing to do, and no error.
+
+        Raises:
+            PreflopError: fewer, which no run goes back to.
+        """
+        if self.progress.step > self.steps:
+            raise PreflopError(
+                f"{self.config.out} has {self.progress.step} steps done, which is beyond the {self.steps} "
+                "asked for.\n  Go on with more --steps, or start anew with another --out."
+            )
 
     def _check_same(self, path: Path, saved: dict[str, Any]) -> None:
         """The checkpoint must be of this run: same model, data and settings.
@@ -518,6 +538,8 @@ class _Run:
 
 
 def _summary(result: Result, *, saved: bool) -> str:
+    if result.loss is None and not result.stopped_by:
+        return f"Nothing to do: step {result.step} of {result.steps} was done before."
     end = f"Stopped by {result.stopped_by} at" if result.stopped_by else "Done:"
     parts = [f"{end} step {result.step} of {result.steps}"]
     if result.loss is not None:

@@ -100,7 +100,7 @@ def _told(file: Path) -> Iterator[None]:
     except OSError as error:
         raise BadFile(
             f"cannot write {file}: {error.strerror}.\n"
-            "  The checkpoints still stand: make room, or make it writable, and go on with --resume."
+            "  What was saved still stands: make room, or make it writable, and go on with --resume."
         ) from error
 
 

@@ -96,6 +96,20 @@ def processes(device: torch.device) -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
+def check_shared(shard: str | None) -> None:
+    """Refuse a way to share a step among processes that was asked for where there is one process.
+
+    Raises:
+        BadSubject: torchrun did not start this process; the message says how to.
+    """
+    if shard is not None and "WORLD_SIZE" not in os.environ:
+        raise BadSubject(
+            f"--shard {shard} shares a step among several processes, and this is one by itself.\n"
+            f"  Run `torchrun --nproc_per_node N --no-python preflop train ... --shard {shard}`, with "
+            "--microbatches a multiple of N; or leave --shard out."
+        )
+
+
 def check_dealt(microbatches: int, ranks: int) -> None:
     """Every process must get as many microbatches of a step as the others.
 

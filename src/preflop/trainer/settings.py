@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from preflop.errors import BadFile
 from preflop.quantity import read_count, read_number
 from preflop.trainer.config import FILE, TrainConfig, make_config, read_toml
 
@@ -31,6 +32,11 @@ def settings(flags: Mapping[str, Any], *, config: str | None, resume: bool) -> T
             if one in values:
                 before.pop(other, None)
         values = {**before, **values}
+    if resume and out and not saved.is_file() and "data" not in values:
+        raise BadFile(
+            f"there is no run in {out} to go on with: no {saved}.\n"
+            "  Name the folder of a run (--out), or begin one: --data DIR --steps N."
+        )
     return make_config(values)
 
 

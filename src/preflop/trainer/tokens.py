@@ -17,7 +17,12 @@ SCHEMA = "preflop.data/1"
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation")
 _SCAN_BYTES = 1 << 28
-"""Files up to this size are searched for ids beyond the vocabulary when they are opened (256 MiB)."""
+"""Files up to this size are read whole when they are opened (256 MiB): their hash, and ids beyond the
+vocabulary."""
+PART_BYTES = 1 << 22
+"""The manifest has a hash of each part of this size (4 MiB). Of larger files `_PARTS_READ` parts, spread evenly
+from the first to the last, are read when they are opened."""
+_PARTS_READ = 16
 
 Tokens = NDArray[Any]
 """Token ids, one after another, mapped and not read."""
@@ -102,7 +107,7 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def _tokens(path: Path, split: dict[str, Any], dtype: str, vocab: int) -> Tokens:
-    """One split, mapped. Sizes are always checked; ids of small files too, and of every batch later."""
+    """One split, mapped. Sizes and hashes are checked; ids of small files too, and of every batch later."""
     file, count = path / str(split["file"]), int(split["tokens"])
     wanted = np.dtype(dtype).newbyteorder("<")
     try:
@@ -119,9 +124,34 @@ def _tokens(path: Path, split: dict[str, Any], dtype: str, vocab: int) -> Tokens
     if not count:
         return np.empty(0, dtype=wanted)
     tokens = np.memmap(file, dtype=wanted, mode="r", shape=(count,))
+    _check_hashes(file, tokens, split)
     if size <= _SCAN_BYTES:
         check_ids(tokens, vocab, str(file))
     return tokens
+
+
+def _check_hashes(file: Path, tokens: Tokens, split: dict[str, Any]) -> None:
+    """The file is what was written: whole where it is small, else in samples (see `PART_BYTES`).
+
+    A manifest of an older Preflop has no hashes of parts; its large files are held to their size alone.
+
+    Raises:
+        BadFile: a hash is not the manifest's.
+    """
+    raw = tokens.data.cast("B")
+    wrong = None
+    if len(raw) <= _SCAN_BYTES:
+        if hashlib.sha256(raw).hexdigest() != split["sha256"]:
+            wrong = "its SHA-256 is not the manifest's"
+    elif parts := split.get("parts"):
+        for part in np.linspace(0, len(parts) - 1, _PARTS_READ).astype(int):
+            start = int(part) * PART_BYTES
+            if hashlib.sha256(raw[start : start + PART_BYTES]).hexdigest() != parts[part]:
+                wrong = f"the SHA-256 of its bytes from {start:,} on is not the manifest's"
+    if wrong is not None:
+        raise BadFile(
+            f"{file} was changed: {wrong}.\n  Restore it from a copy, or make the folder anew: `preflop data`."
+        )
 
 
 def check_ids(ids: Tokens, vocab: int, where: str) -> None:
