@@ -53,6 +53,11 @@ def test_float32_matmuls_use_float32s_peak_unless_tf32_is_asked_for():
     """66.9e12 on an H100 in fp32, 494.7e12 in tf32: no silent tensor cores."""
     assert ceiling(H100, "matmul", "float32").flops_per_s == 66.9e12
     assert ceiling(H100, "matmul", "float32", tf32=True).flops_per_s == 494.7e12
+    assert ceiling(H100, "convolution", "float32").flops_per_s == 494.7e12  # cuDNN's default
+    assert ceiling(H100, "matmul", "float32", op="aten._cudnn_rnn").flops_per_s == 494.7e12
+    assert ceiling(H100, "convolution", "bfloat16").flops_per_s == 989.4e12
+    assert ceiling(find("v100-pcie-32gb"), "convolution", "float32").dtype == "float32"  # has none
+    assert ceiling(find("mi300x"), "convolution", "float32").dtype == "float32"  # not cuDNN
     assert ceiling(H100, "matmul", "bfloat16", tf32=True).flops_per_s == 989.4e12
 
 

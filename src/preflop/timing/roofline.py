@@ -40,18 +40,36 @@ class RooflineRow:
     """What `compute_s` is of: only attended pairs of attention."""
 
 
-def ceiling(device: Device, kind: str, dtype: str, tf32: bool = False) -> Ceiling:
+def runs_cudnn(kind: str, op: str) -> bool:
+    """Whether an NVIDIA GPU computes the operator with cuDNN, whose float32 is TF32 unless told otherwise.
+
+    Source: torch.backends.cudnn.allow_tf32, True by default, for convolutions and recurrent layers
+    (https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices).
+    """
+    return kind == "convolution" or op.startswith("aten._cudnn_rnn")
+
+
+def ceiling(device: Device, kind: str, dtype: str, tf32: bool = False, op: str = "") -> Ceiling:
     """The dense peak for an operator: the matrix units' for matmul-like work, else the vector units'.
 
-    Matmuls of float32 run at the float32 peak, or at TF32's when the precision asks for it. Everything
+    Matmuls of float32 run at the float32 peak, or at TF32's when the precision asks for it or `runs_cudnn` and
+    the device has it. Everything
     else runs at the float32 rate of the vector units, whatever its dtype (torch computes element-wise
     operators of half precision in float32).
     """
     if kind not in MATMUL_LIKE:
         return Ceiling("float32", _peak(device, "float32"))
+<<<<<<< Updated upstream
     real = peak_dtype(dtype, tf32)
     if real == "tf32":
         return Ceiling("tf32", _peak(device, "tf32"))
+=======
+    real = _REAL_DTYPE.get(dtype, dtype)
+    if real == "float32":
+        peak = _peak(device, "tf32")
+        if tf32 or (runs_cudnn(kind, op) and device.vendor == "NVIDIA" and peak is not None):
+            return Ceiling("tf32", peak)
+>>>>>>> Stashed changes
     try:
         return Ceiling(real, device.matmul_peak_flops_per_s(real))
     except MissingFigure:
@@ -82,7 +100,7 @@ def on_roofline(row: OperatorRow, device: Device, tf32: bool = False) -> Rooflin
     An operator without a peak on this device is priced by its bytes alone, still a lower bound; its
     `bound` is then None.
     """
-    top = ceiling(device, row.kind, row.dtype, tf32)
+    top = ceiling(device, row.kind, row.dtype, tf32, row.op)
     bandwidth = bandwidth_bytes_per_s(device)
     flops = row.flops if row.attended_flops is None else min(row.flops, row.attended_flops)
     compute_s = flops / top.flops_per_s if top.flops_per_s else 0.0

@@ -11,7 +11,7 @@ from preflop.hardware.device import Device
 from preflop.timing.achieved import launch_s, smallest_kernel_s
 from preflop.timing.kernels import family
 from preflop.timing.rates import KernelRate, kernel_rate
-from preflop.timing.roofline import BANDWIDTH, COMPUTE, MATMUL_LIKE, RooflineRow
+from preflop.timing.roofline import BANDWIDTH, COMPUTE, MATMUL_LIKE, RooflineRow, runs_cudnn
 from preflop.timing.this import is_serial
 
 LAUNCH = "launch"
@@ -70,8 +70,16 @@ def step_time(
             peak_flops_per_s=peak,
             peak_dtype=dominating.ceiling.dtype if dominating else None,
         ),
-        tuple(_assumptions(device, rates, missing, expected)),
+        (*_cudnn_tf32(rows), *_assumptions(device, rates, missing, expected)),
     )
+
+
+def _cudnn_tf32(rows: Iterable[RooflineRow]) -> Iterable[str]:
+    if any(runs_cudnn(row.row.kind, row.row.op) and row.ceiling.dtype == "tf32" for row in rows):
+        yield (
+            "float32 convolutions and recurrent layers run in TF32 on this GPU, which is torch's default "
+            "(torch.backends.cudnn.allow_tf32)"
+        )
 
 
 def _unpriced(row: RooflineRow) -> bool:
