@@ -52,24 +52,17 @@ def runs_cudnn(kind: str, op: str) -> bool:
 def ceiling(device: Device, kind: str, dtype: str, tf32: bool = False, op: str = "") -> Ceiling:
     """The dense peak for an operator: the matrix units' for matmul-like work, else the vector units'.
 
-    Matmuls of float32 run at the float32 peak, or at TF32's when the precision asks for it or `runs_cudnn` and
-    the device has it. Everything
-    else runs at the float32 rate of the vector units, whatever its dtype (torch computes element-wise
-    operators of half precision in float32).
+    Matmuls of float32 run at the float32 peak, or at TF32's when the precision asks for it or the operator
+    `runs_cudnn` and the device has it. Everything else runs at the float32 rate of the vector units, whatever
+    its dtype (torch computes element-wise operators of half precision in float32).
     """
     if kind not in MATMUL_LIKE:
         return Ceiling("float32", _peak(device, "float32"))
-<<<<<<< Updated upstream
-    real = peak_dtype(dtype, tf32)
+    peak = _peak(device, "tf32")
+    by_default = runs_cudnn(kind, op) and device.vendor == "NVIDIA" and peak is not None
+    real = peak_dtype(dtype, tf32 or by_default)
     if real == "tf32":
-        return Ceiling("tf32", _peak(device, "tf32"))
-=======
-    real = _REAL_DTYPE.get(dtype, dtype)
-    if real == "float32":
-        peak = _peak(device, "tf32")
-        if tf32 or (runs_cudnn(kind, op) and device.vendor == "NVIDIA" and peak is not None):
-            return Ceiling("tf32", peak)
->>>>>>> Stashed changes
+        return Ceiling("tf32", peak)
     try:
         return Ceiling(real, device.matmul_peak_flops_per_s(real))
     except MissingFigure:

@@ -56,13 +56,8 @@ def row_rates(
     """
     import numpy as np
 
-<<<<<<< Updated upstream
-    tops = [ceiling(device, kind, dtype, tf32) for kind, dtype in zip(kinds, dtypes)]
-    missing = {t.dtype for kind, t in zip(kinds, tops) if kind in MATMUL_LIKE and t.flops_per_s is None}
-=======
     tops = [ceiling(device, kind, dtype, tf32, op) for op, kind, dtype in zip(ops, kinds, dtypes)]
-    missing = any(kind in MATMUL_LIKE and top.flops_per_s is None for kind, top in zip(kinds, tops))
->>>>>>> Stashed changes
+    missing = {t.dtype for kind, t in zip(kinds, tops) if kind in MATMUL_LIKE and t.flops_per_s is None}
     alike: dict[tuple[Family, str, str], list[int]] = {}
     for index, (op, kind, top) in enumerate(zip(ops, kinds, tops)):
         named = op if is_this(device) else ""
