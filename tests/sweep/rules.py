@@ -131,7 +131,7 @@ RULES: tuple[Rule, ...] = (
     Rule(r"mamba_n_heads|mamba_num_heads", "cap", 8),
     Rule(r"mamba_d_head|mamba_head_dim", "cap", 16),
     Rule(r"mamba_d_state|ssm_state_size|state_size", "cap", 16),
-    Rule(r"tdnn_dim|conv_dim", "each", HIDDEN),
+    Rule(r"tdnn_dim|conv_dim|decoder_in_channels", "each", HIDDEN),
     Rule(r"xvector_output_dim|conv_channels|subsampling_conv_channels", "cap", HIDDEN),
     Rule(r"num_queries|num_query_tokens|num_latents|num_detection_tokens", "cap", 16),
     Rule(r"num_denoising", "cap", 8),
@@ -153,6 +153,61 @@ INDEX_LISTS = (
     r"full_attn_idxs|attn_layer_indices"
 )
 """Fields that number layers: kept inside the layers that are left."""
+
+RESNET = {
+    "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1],
+    "layer_type": "basic",
+}
+SWIN = {
+    "model_type": "swin", "embed_dim": 16, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 4],
+    "image_size": 64, "window_size": 4, "out_indices": [2, 3, 4],
+}
+VIT = {
+    "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "image_size": 56, "patch_size": 14,
+    "out_indices": [1, 2, 3, 4],
+}
+LAST, LAST_THREE = ["stage4"], ["stage2", "stage3", "stage4"]
+
+CONSTRUCTED: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(
+        ("conditional_detr", "dab-detr", "detr", "table-transformer"),
+        {"use_timm_backbone": False, "backbone": None, "backbone_config": {**RESNET, "out_features": LAST}},
+    ),
+    "deformable_detr": {
+        "use_timm_backbone": False, "backbone": None, "backbone_config": {**RESNET, "out_features": LAST_THREE},
+    },
+    "omdet-turbo": {"use_timm_backbone": False, "backbone": None, "backbone_config": SWIN},
+    "grounding-dino": {"backbone_config": SWIN},
+    "mm-grounding-dino": {"backbone_config": SWIN},
+    "lw_detr": {
+        "backbone_config": {
+            "model_type": "lw_detr_vit", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+            "image_size": 256, "pretrain_image_size": 64, "window_block_indices": [0, 2],
+            "out_indices": [2, 4],
+        },
+        "projector_scale_factors": [1.0],
+    },
+    "prompt_depth_anything": {
+        "backbone_config": {"model_type": "dinov2", **VIT, "reshape_hidden_states": False},
+    },
+    "depth_anything": {"backbone_config": {"model_type": "dinov2", **VIT, "reshape_hidden_states": False}},
+    "tipsv2_dpt": {"backbone_config": {"model_type": "tipsv2_vision_model", **VIT}},
+    "rf_detr": {
+        "backbone_config": {
+            "model_type": "rf_detr_dinov2", **VIT, "num_windows": 2, "window_block_indexes": [0, 2],
+        }
+    },
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},
+    **{
+        name: {"backbone_config": {"model_type": "pp_lcnet_v4", "out_features": ["stage1", *LAST_THREE]}}
+        for name in ("pp_ocrv6_small_det", "pp_ocrv6_medium_det")
+    },
+    "pp_ocrv5_server_det": {
+        "backbone_config": {"model_type": "hgnet_v2", "out_features": ["stage1", *LAST_THREE]}
+    },
+}
+"""Model type -> what its configuration must be constructed with, where its defaults raise, want a library
+that is not torch's, or hold a backbone that no rule makes small."""
 
 OVERRIDES: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16},
@@ -176,6 +231,28 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "efficientnet": {"hidden_dim": 2560},
     "moonshine_streaming": {"num_key_value_heads": 4},
     "llama4": {"vision_config.projector_output_dim": 64, "vision_config.projector_input_dim": 64},
-    "reformer": {"is_decoder": True},
+    "reformer": {"is_decoder": True, "axial_pos_shape": [4, 8], "axial_pos_embds_dim": [32, 32]},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots3_note": {"text_config.head_dim": 32, "text_config.qk_nope_head_dim": 24},
+    "zamba": {
+        "attention_hidden_size": 128, "attention_head_dim": 32, "mamba_dt_rank": 8, "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+    },
+    "perceiver": {"num_cross_attention_heads": 1, "num_self_attention_heads": 4},
+    "shieldgemma2": {"mm_tokens_per_image": 4},
+    "eomt_dinov3": {"num_blocks": 1},
+    "eomt": {"num_blocks": 1},
+    "beit/BeitForSemanticSegmentation": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
+    "data2vec-vision/Data2VecVisionForSemanticSegmentation": {
+        "num_hidden_layers": 4, "out_indices": [1, 2, 3, 4],
+    },
+    **dict.fromkeys(
+        ("dpt/DPTForSemanticSegmentation", "dpt/DPTForDepthEstimation"),
+        {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
+    ),
+    "prompt_depth_anything": {"reassemble_hidden_size": 64},
+    "depth_anything": {"reassemble_hidden_size": 64},
+    "granite4_vision": {"spatial_target_layers": [1, 1, 1, 1]},
+    "lw_detr": {"num_feature_levels": 1, "projector_in_channels": [64]},
 }
-"""Per model type: field (dotted into sub-configurations) -> value. Written after the rules."""
+"""Per model type, or pair: field (dotted into sub-configurations) -> value. Written after the rules."""

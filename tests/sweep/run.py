@@ -28,10 +28,11 @@ from torch import nn
 from preflop.account import Account
 from preflop.accounting import account_tape
 from preflop.measure.memory import measure_steps
-from preflop.measure.verify import _has_convolution, _priced_flops, counted_flops, oracle_wrong
+from preflop.measure.verify import _has_convolution, _priced_flops, counted_by_operator, oracle_wrong
 from preflop.record.subject_tape import record_subject
 from preflop.subject import Subject, resolve
 
+from . import untouched
 from .batches import batches
 from .others import other_pairs
 from .pairs import FAMILIES, Pair, transformers_pairs
@@ -73,6 +74,12 @@ class Row:
     unknown: dict[str, int] = field(default_factory=dict)
     assumptions: list[str] = field(default_factory=list)
     peak_op: str = ""
+    changed: list[str] = field(default_factory=list)
+    """What recording a module that exists (not a factory) changed of it, or of the random states."""
+    instance: str = ""
+    """Where recording the module that exists differs from recording its factory: both peaks, or the error."""
+    flops_apart: dict[str, list[int]] = field(default_factory=dict)
+    """Counter's operator -> [ours, counted], where they are not equal."""
     torch_version: str = torch.__version__
     threads: int = 0
 
@@ -153,7 +160,7 @@ def candidates(pair: Pair) -> Iterator[Candidate]:
     last: Exception | None = None
     for level in range(len(LEVELS)):
         try:
-            config = _for_head(small_config(pair.model_type, level), head)
+            config = _for_head(small_config(pair.model_type, level, pair.head), head)
             config.sweep_head = pair.head
 
             def build(config: Any = config) -> nn.Module:
@@ -200,8 +207,8 @@ def runs_for_real(candidate: Candidate) -> Exception | None:
     return None
 
 
-def _subject(candidate: Candidate) -> Subject:
-    return resolve(candidate.build, lambda: candidate.batch, optimizer="adamw-loop")
+def _subject(candidate: Candidate, model: nn.Module | None = None) -> Subject:
+    return resolve(model or candidate.build, lambda: candidate.batch, optimizer="adamw-loop")
 
 
 def sweep_pair(pair: Any, *, measure: bool, seconds: int = SECONDS_PER_PAIR) -> Row:
@@ -251,9 +258,25 @@ def _try(row: Row, candidate: Candidate, report: Callable[[Row], None], *, measu
     _predicted(row, account)
     row.status = "answered"
     report(row)
+    _try_the_instance(row, candidate)
+    report(row)
     if measure:
-        _measure(row, subject)
+        _measure(row, subject, _ours(account))
         report(row)
+
+
+def _try_the_instance(row: Row, candidate: Candidate) -> None:
+    """Record a module that exists: the same peaks as its factory's, and nothing about it changes."""
+    model = candidate.build()
+    before = untouched.state_of(model)
+    try:
+        memory = account_tape(record_subject(_subject(candidate, model))).memory
+        peaks = (memory.peak_bytes, memory.first_step_peak_bytes)
+        if peaks != (row.predicted_bytes, row.predicted_first_bytes):
+            row.instance = f"peaks {peaks}"
+    except Exception as error:
+        row.instance = _words(error)
+    row.changed = untouched.differences(before, untouched.state_of(model))
 
 
 def _predicted(row: Row, account: Account) -> None:
@@ -277,14 +300,34 @@ def _count(shape: tuple[int, ...]) -> int:
     return count
 
 
-def _measure(row: Row, subject: Subject) -> None:
+def _ours(account: Account) -> dict[str, int]:
+    """FLOPs of the work that FlopCounterMode means to count, by operator."""
+    found: dict[str, int] = {}
+    for line in account.operators:
+        if line.kind in ("matmul", "attention", "convolution"):
+            found[line.op] = found.get(line.op, 0) + line.flops
+    return found
+
+
+def _apart(ours: dict[str, int], counted: dict[str, int]) -> dict[str, list[int]]:
+    """Operators whose FLOPs are not equal: [ours, counted]. Fused attention is written out when counted."""
+    return {
+        name: [ours.get(name, 0), counted.get(name, 0)]
+        for name in sorted({*ours, *counted})
+        if ours.get(name, 0) != counted.get(name, 0)
+    }
+
+
+def _measure(row: Row, subject: Subject, ours: dict[str, int]) -> None:
     try:
         measured = measure_steps(subject)
         row.measured_bytes, row.measured_first_bytes = (
             measured.steady_peak_bytes,
             measured.first_step_peak_bytes,
         )
-        row.counted_flops = counted_flops(subject)
+        by_operator = counted_by_operator(subject)
+        row.counted_flops = sum(by_operator.values())
+        row.flops_apart = _apart(ours, by_operator) if row.counted_flops != row.flops else {}
     except Exception as error:
         row.measured_error = _words(error)
 

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
-from .rules import HEAD_DIM, HEADS, HIDDEN, INDEX_LISTS, LAYERS, LEVELS, OVERRIDES, RULES, VOCABULARY, Rule
+from .rules import CONSTRUCTED, HEAD_DIM, HEADS, HIDDEN, INDEX_LISTS, LAYERS, LEVELS, OVERRIDES, RULES, VOCABULARY, Rule
 
 _TOKEN = re.compile(
     r".*(_token_id|_token_index|_token_ids|_pad_id|_start_id|_end_id|_newline_id|_patch_id)s?|.*_id"
 )
 
 
-def small_config(model_type: str, level: int = 0) -> Any:
-    """The default configuration of `model_type`, shrunk by the rules of `LEVELS[level]`."""
+def small_config(model_type: str, level: int = 0, head: str = "") -> Any:
+    """The default configuration of `model_type`, shrunk by the rules of `LEVELS[level]`, for one head."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    config = CONFIG_MAPPING[model_type](**CONSTRUCTED.get(model_type, {}))
+    config = CONFIG_MAPPING[model_type](**copy.deepcopy(CONSTRUCTED.get(model_type, {})))
     shrink(config, LEVELS[level])
-    for path, value in OVERRIDES.get(model_type, {}).items():
-        _set_path(config, path, value)
+    for name in (model_type, f"{model_type}/{head}"):
+        for path, value in OVERRIDES.get(name, {}).items():
+            _set_path(config, path, copy.deepcopy(value))
     if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = 1
     config.use_cache = False
     return config
-
-
-CONSTRUCTED: dict[str, dict[str, Any]] = {}
-"""What a configuration must be constructed with, where its defaults raise."""
 
 
 def shrink(config: Any, groups: frozenset[str]) -> None:

@@ -248,11 +248,16 @@ def counted_flops(subject: Subject) -> int:
 
     The counter knows nothing of the CPU's fused attention; the math path does the same two products.
     """
+    return sum(counted_by_operator(subject).values())
+
+
+def counted_by_operator(subject: Subject) -> dict[str, int]:
+    """As `counted_flops`, by operator: "aten.mm" -> FLOPs."""
     with torch.random.fork_rng(devices=[]):
         real = build(subject)
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             real.step()
-    return counter.get_total_flops()
+    return {str(op): int(count) for op, count in counter.get_flop_counts().get("Global", {}).items()}
 
 
 def oracle_wrong(tape: Tape) -> list[str]:

@@ -6,9 +6,12 @@ routing and sampling are balanced, a condition on floats is false, a number read
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 
@@ -73,3 +76,31 @@ def assumed_number(dtype: torch.dtype) -> float | int | bool | complex:
     if dtype.is_floating_point:
         return 1.0
     return 1
+
+
+class NumpyReads:
+    """Answers `.numpy()` of fake tensors, which matchers of boxes and other solvers outside of torch call:
+    every number is `assumed_number`. What comes back has the shape that real values would have given.
+    Use as a context manager."""
+
+    def __init__(self, assumed: Callable[[str], None]) -> None:
+        self._assumed = assumed
+
+    def __enter__(self) -> NumpyReads:
+        assumed = self._assumed
+
+        def numpy(tensor: torch.Tensor, *, force: bool = False) -> Any:
+            if tensor.requires_grad and not force:
+                raise RuntimeError(
+                    "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+                )
+            value = assumed_number(tensor.dtype)
+            assumed(f"numbers that are not computed are read by numpy: taken as {value}, all of them.")
+            with _disable_current_modes():
+                return torch.full((), value, dtype=tensor.dtype).expand(tensor.shape).numpy()
+
+        FakeTensor.numpy = numpy  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del FakeTensor.numpy  # torch.Tensor's is below it

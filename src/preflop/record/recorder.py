@@ -122,6 +122,7 @@ class Recorder(TorchDispatchMode):
         # torch says so of its own kernels that look at a fake tensor's address; nothing is read there.
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         self._eager = Eager().__enter__()
+        self._numpy_reads = assume.NumpyReads(self.assumed).__enter__()
         if self.protect:
             self._before.watch_optimizers()
         # torch logs every refusal of a fake kernel as an error; ours are handled or reported.
@@ -136,6 +137,7 @@ class Recorder(TorchDispatchMode):
             super().__exit__(*error)
         finally:
             self.origins.__exit__(*error)
+            self._numpy_reads.__exit__(*error)
             self._eager.__exit__(*error)
             torch.get_rng_state = self._rng_reader
             _FAKE_LOG.setLevel(self._log_level)
