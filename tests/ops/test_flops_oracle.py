@@ -289,3 +289,22 @@ def test_ops_and_ledgers_need_no_torch():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_solvers_count_what_their_loops_do():
+    """Triangular solve and Cholesky are LAPACK's counts, which equal those of the written-out loops."""
+
+    def total(fn, *tensors):
+        counted = flops_totals(record(fn, *tensors))
+        assert not counted.unknown
+        return counted.by_kind["other"]
+
+    triangle, given = torch.rand(3, 8, 8), torch.rand(3, 8, 5)
+    solved = total(lambda a, b: torch.linalg.solve_triangular(a, b, upper=False), triangle, given)
+    # Row i of one column: i multiplies, i subtractions, one division.
+    assert solved == 3 * 5 * sum(2 * i + 1 for i in range(8))
+    # Column j of L: a root, and for each row i >= j a product of length j; below it a division.
+    loop = sum(1 + 2 * j + (8 - 1 - j) * (2 * j + 1) for j in range(8))
+    assert total(lambda a: torch.linalg.cholesky_ex(a).L, triangle) == 3 * loop
+    assert total(torch.linalg.inv, triangle) == 3 * 2 * 8**3
+    assert total(torch.linalg.solve, triangle, given) == 3 * (2 * 8**3 // 3) + 3 * 2 * 8**2 * 5

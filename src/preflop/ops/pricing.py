@@ -12,6 +12,7 @@ from preflop.ops import (  # noqa: F401  (each registers its formulas)
     convolution,
     embedding,
     fused,
+    linear_algebra,
     matmul,
     normalization,
     optimizer,

@@ -18,7 +18,7 @@ FREE = """
     randn_like randint_like normal uniform random bernoulli exponential geometric cauchy log_normal
     multinomial poisson binomial _standard_gamma _sample_dirichlet cat concat concatenate stack
     hstack vstack dstack repeat repeat_interleave roll flip rot90 tile meshgrid cartesian_prod
-    block_diag diag diag_embed diagonal_scatter select_scatter slice_scatter as_strided_scatter
+    block_diag diag diag_embed diagonal_copy diagonal_scatter select_scatter slice_scatter as_strided_scatter
     select_backward slice_backward diagonal_backward unfold_backward unfold_copy index index_select
     index_copy index_fill gather take take_along_dim masked_select masked_fill masked_scatter where
     scatter put nonzero nonzero_static one_hot argwhere masked_scatter_backward
