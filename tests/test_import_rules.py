@@ -67,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Where recording meets the transforms: one block of a stack repeated, a few sizes fitted.
     "folding": {"subject", "record", "tape", "transforms"},
     "parametric": {"subject", "record", "folding", "tape", "transforms"},
+    "real_steps": {"subject", "record", "tape"},
     "choosing": COUNTS
     | {"subject", "models", "plan", "tapes", "parametric", "accounting", "api", "transforms", "hardware"}
     | {"timing"},  # which rules this machine's calibration records by
@@ -87,6 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "subject",
         "record",
         "folding",
+        "real_steps",
         "tapes",
         "models",
         "measure",

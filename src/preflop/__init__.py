@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from preflop.account import Account as Account
     from preflop.api import account as account
+    from preflop.api import account_real as account_real
     from preflop.api import record as record
     from preflop.api import verify as verify
     from preflop.choosing import choices as choices
@@ -42,6 +43,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Account": "account.Account",
     "account": "api.account",
+    "account_real": "api.account_real",
     "record": "api.record",
     "verify": "api.verify",
     "choices": "choosing.choices",

@@ -73,6 +73,32 @@ def account(
     return account_tape(tape_of_subject(subject), target)
 
 
+def account_real(model: Any, batch: Any = None, *, device: str = "cpu", **options: Any) -> Account:
+    """`account` for a model that cannot be recorded on fake tensors: from real steps on this CPU.
+
+    A batch and sequence that are small are run as they are. Larger ones are read off a fit through small
+    ones, and refused where the step's sizes are no polynomials in batch and sequence. The account's
+    assumptions say that it was made like this.
+
+    Args:
+        device: where the counts are priced. The operators are those that the CPU runs.
+        options: as for `account`.
+
+    Raises:
+        PreflopError: something about the arguments; a step that does not run here, or does not scale.
+
+    Example:
+        >>> import torch, preflop
+        >>> step = preflop.account_real(torch.nn.Linear(8, 4, bias=False), torch.randn(3, 8))
+        >>> step.flops.model
+        384
+    """
+    from preflop.accounting import account_tape, find_device
+    from preflop.real_steps import tape_of_real
+
+    return account_tape(tape_of_real(model, batch, options), find_device(device))
+
+
 def tape_of_subject(subject: Subject) -> Tape:
     """The subject's tape: shipped with the package where there is one, else recorded now."""
     from preflop.tapes.choose import shipped

@@ -167,7 +167,8 @@ def _vision(
     if pair.mapping == "VIDEO_CLASSIFICATION":
         frames = _first(config, ("num_frames", "frames_per_clip")) or 4
         pixels = pixels[:, None].repeat(1, frames, 1, 1, 1)
-    name = main if main in names and main.startswith("pixel") else next((n for n in names if "pixel_values" in n), "pixel_values")
+    pixel_names = [main, "pixel_values", *sorted(names)]
+    name = next((n for n in pixel_names if n in names and "pixel_values" in n), "pixel_values")
     batch[name] = pixels
     height, width = pixels.shape[-2:]
     if "input_ids" in names:

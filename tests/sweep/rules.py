@@ -169,10 +169,10 @@ VIT = {
 LAST, LAST_THREE = ["stage4"], ["stage2", "stage3", "stage4"]
 
 CONSTRUCTED: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(
-        ("conditional_detr", "dab-detr", "detr", "table-transformer"),
-        {"use_timm_backbone": False, "backbone": None, "backbone_config": {**RESNET, "out_features": LAST}},
-    ),
+    **{
+        name: {"use_timm_backbone": False, "backbone": None, "backbone_config": {**RESNET, "out_features": LAST}}
+        for name in ("conditional_detr", "dab-detr", "detr", "table-transformer")
+    },
     "deformable_detr": {
         "use_timm_backbone": False, "backbone": None, "backbone_config": {**RESNET, "out_features": LAST_THREE},
     },
@@ -246,10 +246,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "data2vec-vision/Data2VecVisionForSemanticSegmentation": {
         "num_hidden_layers": 4, "out_indices": [1, 2, 3, 4],
     },
-    **dict.fromkeys(
-        ("dpt/DPTForSemanticSegmentation", "dpt/DPTForDepthEstimation"),
-        {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
-    ),
+    **{
+        f"dpt/{head}": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]}
+        for head in ("DPTForSemanticSegmentation", "DPTForDepthEstimation")
+    },
     "prompt_depth_anything": {"reassemble_hidden_size": 64},
     "depth_anything": {"reassemble_hidden_size": 64},
     "granite4_vision": {"spatial_target_layers": [1, 1, 1, 1]},

@@ -6,7 +6,19 @@ import copy
 import re
 from typing import Any
 
-from .rules import CONSTRUCTED, HEAD_DIM, HEADS, HIDDEN, INDEX_LISTS, LAYERS, LEVELS, OVERRIDES, RULES, VOCABULARY, Rule
+from .rules import (
+    CONSTRUCTED,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    INDEX_LISTS,
+    LAYERS,
+    LEVELS,
+    OVERRIDES,
+    RULES,
+    VOCABULARY,
+    Rule,
+)
 
 _TOKEN = re.compile(
     r".*(_token_id|_token_index|_token_ids|_pad_id|_start_id|_end_id|_newline_id|_patch_id)s?|.*_id"

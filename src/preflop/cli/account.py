@@ -33,6 +33,10 @@ def command(
     formulas: Annotated[
         bool, typer.Option("--formulas", help="Also write the operators as formulas in B and S.")
     ] = False,
+    real: Annotated[
+        bool,
+        typer.Option("--real", help="Record real steps on small sizes, for a model that cannot be faked."),
+    ] = False,
     as_json: words.AsJson = False,
 ) -> None:
     """Price one training step before it runs: what sits in memory and whether it fits, what work is
@@ -45,7 +49,7 @@ def command(
         batch=batch, seq=seq, precision=precision, optimizer=optimizer, microbatches=microbatches,
         recompute=recompute, device=device, gpus=gpus, shard=shard, batch_from=batch_from, loss=loss,
     )  # fmt: skip
-    priced = words.account_of(model, options)
+    priced = words.account_of(model, options, real=real)
     changed = None
     if what_if:
         changed, _ = words.what_if_of(model, options, devices=None, split=None, given=priced)

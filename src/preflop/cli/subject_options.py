@@ -61,20 +61,29 @@ class Options:
     loss: str | None
 
 
-def account_of(model: str, options: Options) -> Account:
+def account_of(model: str, options: Options, *, real: bool = False) -> Account:
     """The account that the words ask for: recorded now, or read from a tape (without torch).
+
+    Args:
+        real: record real steps, for a model that cannot be recorded on fake tensors.
 
     Raises:
         PreflopError: a name, number, file or subject that cannot be used.
     """
+    from preflop.errors import PreflopError
     from preflop.tape.file import is_tape
 
     if is_tape(model):
+        if real:
+            raise PreflopError(f"{model} is recorded already: --real records a model. Leave it out.")
         return _from_tape(model, options)
     import preflop
 
     arguments = _arguments(options)
     batch = _batch(options)
+    if real:
+        with working(f"running steps of {model}"):
+            return preflop.account_real(model, batch, **arguments)  # type: ignore[return-value]
     with working(f"recording {model}"):
         return preflop.account(model, batch, **arguments)  # type: ignore[return-value]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -103,40 +102,10 @@ def build(subject: Subject) -> RealSubject:
     Raises:
         PreflopError: the subject cannot be built here; its own error is given once.
     """
-    model = _model(subject)
+    model = prepare.real_model(subject)
     apply_recompute(model, subject.recompute)
-    batch = _batch(subject)
+    batch = prepare.real_batch(subject)
     return RealSubject(subject, model, batch, build_optimizer(subject, named_parameters(model)))
-
-
-def _model(subject: Subject) -> nn.Module:
-    try:
-        made = copy.deepcopy(subject.module) if subject.module is not None else subject.make_model()
-    except FAILURES as error:
-        raise users_error("building the model", error) from error
-    model = prepare.unwrap(made)
-    prepare.check_forward(model)
-    elsewhere = {tensor.device.type for tensor in model.parameters()} - {"cpu"}
-    if elsewhere:
-        raise BadSubject(
-            f"the model's parameters are on {', '.join(sorted(elsewhere))}, and a real step runs on the CPU."
-            "\n"
-            "  Give a module on the CPU, or a callable that builds one."
-        )
-    dtype = prepare.wanted_dtype(subject)
-    return model if dtype is None else model.to(dtype)
-
-
-def _batch(subject: Subject) -> Any:
-    """The batch, copied so that the allocator is seen to hold it."""
-    dtype = prepare.batch_dtype(subject.precision)
-
-    def own(tensor: torch.Tensor) -> torch.Tensor:
-        wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-        mine = tensor.detach().to("cpu", wanted, copy=True)
-        return mine.requires_grad_(tensor.requires_grad)
-
-    return prepare.map_tensors(own, prepare.make_batch(subject))
 
 
 def measure_steps(subject: Subject, *, steps: int = 2) -> MeasuredSteps:

@@ -388,10 +388,26 @@ def meta_of(tensor: torch.Tensor) -> TensorMeta:
     )
 
 
-def cannot_record(func: Any, error: BaseException) -> BadSubject:
-    """The error for an operator that has no fake kernel."""
+WAY_OUT = "record real steps on small sizes instead: `--real`, in Python preflop.account_real(...)"
+
+
+_OF_FAKES = ("FakeTensor", "tensor subclasses", "data pointer", "meta tensor", "Meta tensor")
+
+
+def way_out(error: BaseException) -> str:
+    """A line for the end of a message, where torch refused because tensors have no values; else ""."""
+    by_type = type(error).__module__.startswith(("torch._subclasses", "torch.fx"))
+    if by_type or any(words in str(error) for words in _OF_FAKES):
+        return f"\n  It wants values, which a recording does not have: {WAY_OUT}."
+    return ""
+
+
+def cannot_record(func: Any, error: BaseException, line: str = "") -> BadSubject:
+    """The error for an operator that has no fake kernel, called at `line`."""
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    at = f" at {line}" if line else ""
     return BadSubject(
-        f"cannot record the operator {func}: it has no fake kernel ({reason}).\n"
-        "  Give it one with torch.library.register_fake, or leave it out of the recorded step."
+        f"cannot record the operator {func}{at}: it has no fake kernel ({reason}).\n"
+        "  Give it one with torch.library.register_fake, leave it out of the recorded step, or\n"
+        f"  {WAY_OUT}."
     )

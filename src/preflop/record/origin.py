@@ -151,6 +151,10 @@ class Origins:
         """The innermost line of the user's."""
         return self._look_at_frames(sys._getframe(2))[1]
 
+    def line_now(self) -> str:
+        """The user's line that the call being dispatched comes from, as the tape names it; "" if none."""
+        return self.sources[self.line()]
+
     def in_engine(self) -> bool:
         """Whether this call comes from the engine or a node of torch's own, not from Python code."""
         frame: FrameType | None = sys._getframe(3)

@@ -49,6 +49,39 @@ def fake_model(subject: Subject, recorder: Recorder) -> nn.Module:
     return model
 
 
+def real_model(subject: Subject) -> nn.Module:
+    """The subject's model on real tensors: built, or a deep copy of the user's."""
+    try:
+        made = copy.deepcopy(subject.module) if subject.module is not None else _built(subject)
+    except PreflopError:
+        raise
+    except FAILURES as error:
+        raise users_error("copying the model", error) from error
+    model = unwrap(made)
+    check_forward(model)
+    check_batch(subject, model)
+    elsewhere = {tensor.device.type for tensor in model.parameters()} - {"cpu"}
+    if elsewhere:
+        raise BadSubject(
+            f"the model's parameters are on {', '.join(sorted(elsewhere))}, and a real step runs on the CPU."
+            "\n  Give a module on the CPU, or a callable that builds one."
+        )
+    dtype = wanted_dtype(subject)
+    return model if dtype is None else model.to(dtype)
+
+
+def real_batch(subject: Subject) -> Any:
+    """The batch, copied, its floats in the parameters' dtype where all of the model is 16-bit."""
+    dtype = batch_dtype(subject.precision)
+
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        mine = tensor.detach().to("cpu", wanted, copy=True)
+        return mine.requires_grad_(tensor.requires_grad)
+
+    return map_tensors(own, make_batch(subject))
+
+
 def _built(subject: Subject) -> nn.Module:
     try:
         model = subject.make_model()

@@ -102,6 +102,8 @@ class Recorder(TorchDispatchMode):
         self._before = Before()
         self.masks: dict[int, Count] = {}
         """Storage id -> attended pairs, of floating masks made from known booleans."""
+        self.real = False
+        """Run every call for real (`subject_tape.record_real`)."""
         self.protect = False
         """Undo what real calls write to tensors from before the recording."""
 
@@ -220,6 +222,8 @@ class Recorder(TorchDispatchMode):
                 _flatten_mapping(kwargs, tensors, parts)
         except _Odd:
             return self._slow(func, args, kwargs)
+        if self.real:
+            return self._run_real(func, args, kwargs, tensors)
         real = self._all_real(tensors)
         if func in _BY_VALUE:
             return self._by_value(func, args, kwargs, tensors, real)
@@ -321,8 +325,8 @@ class Recorder(TorchDispatchMode):
             )
         stand_in = _real_stand_in(func, args, kwargs, tensors)
         if stand_in is None:
-            if isinstance(error, NotImplementedError) or "fake" in type(error).__module__:
-                raise cannot_record(func, error) from error
+            if isinstance(error, NotImplementedError) or "fake" in f"{type(error).__module__} {error}":
+                raise cannot_record(func, error, self.origins.line_now()) from error
             raise error
         inputs, result = stand_in
         flat, pack = flatten_result(result)
@@ -381,13 +385,13 @@ class Recorder(TorchDispatchMode):
         """Tensors that are not strided (sparse, nested, quantised): torch's fake mode, uncached."""
         tensors: list[torch.Tensor] = []
         _tensors_in((args, kwargs), tensors)
-        if self._all_real(tensors):
+        if self.real or self._all_real(tensors):
             return self._run_real(func, args, kwargs, tensors)
         try:
             with self.kernels.mode:
                 result = func(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
-            raise cannot_record(func, error) from error
+            raise cannot_record(func, error, self.origins.line_now()) from error
         if self.recording:
             flat, _ = flatten_result(result)
             outputs = [item for item in flat if isinstance(item, torch.Tensor)]

@@ -15,6 +15,7 @@ from torch import nn
 from preflop.errors import BadSubject, PreflopError
 from preflop.recomputation import alike
 from preflop.record import prepare
+from preflop.record.fake import way_out
 from preflop.record.fold import LEAST_SAVED, Fold, cut
 from preflop.record.loop import default_loss, loss_assumption, train_step
 from preflop.record.optimizers import InBackward, build_optimizer, named_parameters
@@ -40,6 +41,15 @@ def record_subject(subject: Subject, *, lives: bool = False) -> Tape:
         Refused: with `lives`, something was seen that the notes cannot say.
     """
     return _record(subject, [], [], lives=lives)
+
+
+def record_real(subject: Subject) -> Tape:
+    """The tape of two real steps of the subject on this CPU, on copies: memory and arithmetic are real.
+
+    Raises:
+        PreflopError: the subject cannot be built or run here; its own error is given once.
+    """
+    return _record(subject, [], [], real=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +94,15 @@ def _record(
     *,
     least_period: int | None = None,
     lives: bool = False,
+    real: bool = False,
 ) -> Tape:
     """One recording. With `least_period`, stacks are cut: what was cut, and why something was not, go
-    into the lists."""
+    into the lists. With `real`, nothing is fake."""
     recorder = Recorder(lives=lives)
+    recorder.real = real
     with recorder:
         recorder.recording = False
-        model = prepare.fake_model(subject, recorder)
+        model = prepare.real_model(subject) if real else prepare.fake_model(subject, recorder)
         apply_recompute(model, subject.recompute)
         if recorder.lives is not None:
             without_cache(model)
@@ -99,7 +111,7 @@ def _record(
             cut_down, left = cut(model, least_period)
             folds.extend(cut_down)
             reasons.extend(left)
-        batch = prepare.fake_batch(subject, recorder.kernels)
+        batch = prepare.real_batch(subject) if real else prepare.fake_batch(subject, recorder.kernels)
         if (empty := prepare.empty_assumption(batch)) is not None:
             recorder.assumed(empty)
         recorder.origins.name_modules(model)
@@ -167,7 +179,7 @@ def _run(
             raise
         except FAILURES as error:
             doing = f"running the step with the batch {prepare.batch_text(batch) or '()'}"
-            raise users_error(doing, error) from error
+            raise BadSubject(f"{users_error(doing, error)}{way_out(error)}") from error
 
 
 def _observe(
