@@ -85,6 +85,7 @@ class NumpyReads:
 
     def __init__(self, assumed: Callable[[str], None]) -> None:
         self._assumed = assumed
+        self._outer = vars(FakeTensor).get("numpy")
 
     def __enter__(self) -> NumpyReads:
         assumed = self._assumed
@@ -103,4 +104,7 @@ class NumpyReads:
         return self
 
     def __exit__(self, *_: object) -> None:
-        del FakeTensor.numpy  # torch.Tensor's is below it
+        if self._outer is None:
+            del FakeTensor.numpy  # torch.Tensor's is below it
+        else:
+            FakeTensor.numpy = self._outer  # type: ignore[method-assign]
