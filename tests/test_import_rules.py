@@ -70,7 +70,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "real_steps": {"subject", "record", "tape"},
     "choosing": COUNTS
     | {"subject", "models", "plan", "tapes", "parametric", "accounting", "api", "transforms", "hardware"}
-    | {"timing"},  # which rules this machine's calibration records by
+    # timing: which rules this machine's calibration records by; record: a chunked loss alone, when asked for.
+    | {"timing", "record"},
     "fitting": COUNTS
     | {"subject", "models", "plan", "tapes", "folding", "record", "accounting", "choosing", "transforms"}
     | {"hardware", "timing"},

@@ -28,6 +28,7 @@ from preflop.tape.stack import Refused
 from preflop.tapes.choose import shipped, shipped_at_any_size
 from preflop.timing.this import recorded_as
 from preflop.transforms.accumulation import accumulate
+from preflop.transforms.chunked_loss import head_of, with_chunked_loss
 
 SubjectAt = Callable[[int, "int | None"], Subject]
 
@@ -112,10 +113,7 @@ class Accounts:
             PreflopError: it cannot be run.
         """
         target = find_device(choice.device)
-        key = self._key(choice)
-        if key not in self._known:
-            self._known[key] = tape_of(self._subject(choice))
-        tape = self._known[key]
+        tape = self._tape(choice)
         if tape.subject is not None:
             tape = dataclasses.replace(
                 tape,
@@ -124,6 +122,17 @@ class Accounts:
                 ),
             )
         return account_tape(tape, target)
+
+    def _tape(self, choice: Choice) -> Tape:
+        """The tape of a choice: known, transformed from a known one, or made now."""
+        key = self._key(choice)
+        if key not in self._known:
+            if choice.loss_chunks > 1:
+                plain = self._tape(choice.but(loss_chunks=1))
+                self._known[key] = in_chunks(plain, self._subject(choice), choice.loss_chunks)
+            else:
+                self._known[key] = tape_of(self._subject(choice))
+        return self._known[key]
 
     def _subject(self, choice: Choice) -> Subject:
         batch = self._batch
@@ -161,6 +170,21 @@ def tape_of(subject: Subject) -> Tape:
             except Refused:
                 return tape_of_subject(subject)
     return tape_of_subject(subject)
+
+
+def in_chunks(tape: Tape, subject: Subject, chunks: int) -> Tape:
+    """The subject's tape with its head and cross entropy made in so many parts of its rows.
+
+    Raises:
+        BadSubject: the tape has no such loss; the reason names the call that is in the way.
+    """
+    try:
+        head = head_of(tape)
+    except Refused as reason:
+        raise BadSubject(f"{subject.name}'s loss cannot be made in chunks: {reason}.") from reason
+    from preflop.record.loss_tape import record_loss
+
+    return with_chunked_loss(tape, record_loss(subject, head, chunks=chunks))
 
 
 def what_if(

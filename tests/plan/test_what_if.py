@@ -31,7 +31,8 @@ def shipped() -> WhatIf:
     accounts = prices()
 
     def account(choice: Choice) -> Account:
-        if (choice.recompute, choice.optimizer) != ("none", "adamw") or choice.precision not in SHIPPED:
+        plain = (choice.recompute, choice.optimizer, choice.loss_chunks) == ("none", "adamw", 1)
+        if not plain or choice.precision not in SHIPPED:
             raise BadSubject(f"not tried here: {choice.precision}.\n  More.")
         return accounts.account(choice)
 
@@ -46,7 +47,7 @@ def test_one_knob_at_a_time() -> None:
     for knob, _, choice, _ in changes(GIVEN):
         before, after = vars(GIVEN), vars(choice)
         differing = {name for name in before if before[name] != after[name]}
-        assert differing == ({"batch", "microbatches"} if knob == "batch" else {knob})
+        assert differing == {"batch": {"batch", "microbatches"}, "loss": {"loss_chunks"}}.get(knob, {knob})
         assert (choice.batch or 0) * choice.microbatches == 8
 
 
@@ -81,7 +82,7 @@ def test_each_field_states_its_route() -> None:
     """Every field of a choice says how a change of it is priced."""
     assert {f.name: f.metadata["route"].value for f in dataclasses.fields(Choice)} == {
         "batch": "resize", "seq": "resize", "microbatches": "resize", "recompute": "record",
-        "precision": "record", "optimizer": "record", "device": "record",
+        "precision": "record", "optimizer": "record", "device": "record", "loss_chunks": "transform",
     }  # fmt: skip
     other = GIVEN.but(device="h200-sxm-141gb")
     assert route_of(GIVEN, other, same_kernels=True) is Route.PRICE

@@ -41,6 +41,7 @@ _COUNTED_AS_NOTHING = {
     "aten.addr": "outer product",
     "aten.mkldnn_rnn_layer": "LSTM",
     "aten.mkldnn_rnn_layer_backward": "LSTM backward",
+    "aten.addmm_": "matrix product added in place",
     "aten._int_mm": "int8 matmul",
     "aten._grouped_mm": "grouped matmul",
     "aten._sparse_addmm": "sparse matmul",

@@ -15,6 +15,8 @@ class Route(str, Enum):
     """By arithmetic on the tape: its sizes are polynomials, microbatches repeat."""
     RECORD = "record"
     """By another recording: the step makes other calls (autocast, kernels, the optimizer's loop)."""
+    TRANSFORM = "transform"
+    """By a transform of the same tape, with a small recording of what is put into it."""
     PRICE = "price"
     """By other rates on the same tape."""
 
@@ -44,6 +46,10 @@ class Choice:
         default="cpu", metadata=_by(Route.RECORD, "device that runs it; its kernels are its own")
     )
 
+    loss_chunks: int = dataclasses.field(
+        default=1, metadata=_by(Route.TRANSFORM, "parts in which head and cross entropy are made")
+    )
+
     def but(self, **changes: Any) -> Choice:
         """The same choice with some fields changed."""
         return dataclasses.replace(self, **changes)
@@ -66,4 +72,4 @@ def route_of(before: Choice, after: Choice, *, same_kernels: bool = False) -> Ro
         for field in dataclasses.fields(Choice)
         if getattr(before, field.name) != getattr(after, field.name)
     }
-    return next((route for route in (Route.RECORD, Route.RESIZE) if route in routes), Route.PRICE)
+    return next((route for route in (Route.RECORD, Route.TRANSFORM, Route.RESIZE) if route in routes), Route.PRICE)

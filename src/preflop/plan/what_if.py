@@ -24,6 +24,8 @@ OPTIMIZERS_TRIED = (
 # One of each kind that is rented or owned today, by memory.
 DEVICES_TRIED = ("rtx-4090", "l40s", "a100-80gb", "h100-sxm", "h200-sxm", "b200-sxm")
 SPLIT = 2
+# Parts of a chunked loss: with them the logits of a chunk are small beside what a block keeps.
+LOSS_CHUNKS = 8
 
 # A gain smaller than this is within what the bounds of a time say; it is no advice.
 _WORTH = 0.02
@@ -47,7 +49,7 @@ class Row:
     """One change and what the step then costs."""
 
     knob: str
-    """batch, recompute, precision, optimizer or device; "" for the given run."""
+    """batch, recompute, loss, precision, optimizer or device; "" for the given run."""
     words: str
     choice: Choice
     route: Route
@@ -174,6 +176,8 @@ def changes(
         for mode in RECOMPUTE_MODES:
             if mode != given.recompute:
                 yield "recompute", f"recompute {mode}", given.but(recompute=mode), Keeps.MATHEMATICS
+    if given.loss_chunks == 1:
+        yield "loss", f"loss in {LOSS_CHUNKS} chunks", given.but(loss_chunks=LOSS_CHUNKS), Keeps.MATHEMATICS
     for name in PRECISIONS:
         if name != given.precision:
             yield "precision", name, given.but(precision=name), _kept_by_precision(given.precision, name)
