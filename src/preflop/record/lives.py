@@ -155,6 +155,7 @@ class Lives:
         self._signatures: dict[Signature, int] = {}
         self._kept: dict[tuple[int, int], list[_Saved]] = defaultdict(list)
         self._closed = False
+        self._state_bytes = torch.default_generator.get_state().nbytes
         table.dropped = self._dropped
 
     def hooks(self) -> Any:
@@ -175,7 +176,7 @@ class Lives:
         if module is None or not self.recorder.recording:
             return forward(*args, **kwargs)
         given = dict.fromkeys(self.recorder.storage_of(t) for t in tensors_within((args, kwargs)))
-        entered = words.note(words.ENTER, torch.is_grad_enabled(), block)
+        entered = words.note(words.ENTER, torch.is_grad_enabled(), block, self._state_bytes)
         self._note(entered, module, tuple(given), source=self.recorder.origins.line())
         self._open.append(_Region(module))
         try:

@@ -6,8 +6,10 @@ says more. It says so in *notes*: calls that torch never made, of operators `lif
 the others. So whatever acts on calls (depth, accumulation, sizes, files) carries them along; `plain` removes
 them. Ledgers want plain tapes.
 
-    life.enter (grad, block)  a module's forward begins; storages: the tensors it was given; source: the
-                              line that called it
+    life.enter (grad, block, bytes)
+                              a module's forward begins; storages: the tensors it was given; source: the
+                              line that called it. Whether gradients are wanted, whether it is a repeated
+                              block, and the bytes of the CPU's random state, which checkpointing copies
     life.exit                 it ends
     life.save                 autograd keeps the storage for backward; module: the innermost one running
     life.drop                 nothing but autograd holds the storage any more
@@ -33,7 +35,7 @@ LET_GO, RELEASE = "life.let_go", "life.release"
 ESCAPE, GONE = "life.escape", "life.gone"
 
 
-def note(op: str, *args: bool) -> Signature:
+def note(op: str, *args: int) -> Signature:
     """The signature of a note."""
     return Signature(op, "", args, (), (), (), (), ())
 

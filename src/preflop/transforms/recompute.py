@@ -30,11 +30,6 @@ from preflop.tape.events import Call, Mark, Phase, Role, Storage, Tape
 from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of
 from preflop.tape.stack import Refused
 
-RANDOM_STATE_BYTES = 5056
-"""Bytes of the CPU generator's state (torch.get_rng_state), a legacy struct of a Mersenne twister:
-`CPUGeneratorImplStateLegacy` and more in aten/src/ATen/CPUGeneratorImpl.cpp."""
-
-
 def recompute(tape: Tape, *, how: str | Callable[[str], bool]) -> Tape:
     """The tape of the same step with chosen modules run again in backward.
 
@@ -314,8 +309,9 @@ class _Rerun:
     def _enter(self, call: Call) -> None:
         if self.region is not None or self.unwanted:
             raise Refused("one chosen module runs inside another")
-        state = self.holds.new(_RANDOM_STATE, made=False)
-        if not self.tape.signatures[call.signature].args[0]:
+        grad, _, nbytes = self.tape.signatures[call.signature].args
+        state = self.holds.new(_state(nbytes), made=False)
+        if not grad:
             self.unwanted = [state]
             return
         self.region = _Region(call.module, call.source, state, call.storages)
@@ -370,7 +366,7 @@ class _Rerun:
     def _run_again(self, region: _Region, at: Call) -> None:
         """The region's calls once more, up to the last tensor that autograd kept."""
         region.ran = True
-        state = self.holds.new(_RANDOM_STATE, made=False)
+        state = self.holds.new(self.holds.storages[region.state], made=False)
         _Again(self, region, at).run()
         self.holds.release(state)
 
@@ -486,9 +482,9 @@ def _is_note(op: str) -> bool:
     return op.startswith(lives.PREFIX)
 
 
-_RANDOM_STATE = Storage(
-    RANDOM_STATE_BYTES, "uint8", (RANDOM_STATE_BYTES,), 0, None, Role.TEMPORARY
-)
+def _state(nbytes: int) -> Storage:
+    """A copy of the CPU's random state."""
+    return Storage(nbytes, "uint8", (nbytes,), 0, None, Role.TEMPORARY)
 
 
 def _unborn(storage: Storage) -> Storage:
