@@ -21,6 +21,7 @@ from preflop.plan.evaluate import Evaluator
 from preflop.plan.formulas import FormulaRow, formula_rows
 from preflop.plan.what_if import DEVICES_TRIED, SPLIT, WhatIf, check_split
 from preflop.plan.what_if import what_if as plan_what_if
+from preflop.recomputation import NONE
 from preflop.subject import RECOMPUTE, Subject, batch_sizes, resolve
 from preflop.tape.events import Tape
 from preflop.tape.sizes import Domain, NotPolynomial, ParametricTape
@@ -29,6 +30,7 @@ from preflop.tapes.choose import shipped, shipped_at_any_size
 from preflop.timing.this import recorded_as
 from preflop.transforms.accumulation import accumulate
 from preflop.transforms.chunked_loss import head_of, with_chunked_loss
+from preflop.transforms.recompute import recompute_at_any_size
 
 SubjectAt = Callable[[int, "int | None"], Subject]
 
@@ -65,22 +67,39 @@ def choices(
 
         return at
 
+    def recorded(mode: str, *, lives: bool = False) -> list[ParametricTape]:
+        return _recorded(subject_at(mode), regimes, has_sequence=not facts.is_image, lives=lives)
+
     tapes: dict[str, list[ParametricTape]] = {}
+    annotated: list[ParametricTape] = []
     for mode in recompute:
         shipped = shipped_at_any_size(subject_at(mode)(2, None if facts.is_image else 128))
-        tapes[mode] = shipped or _recorded(subject_at(mode), regimes, has_sequence=not facts.is_image)
+        if shipped:
+            tapes[mode] = shipped
+            continue
+        try:
+            annotated = annotated or recorded(NONE, lives=True)
+            tapes[mode] = [recompute_at_any_size(tape, how=mode) for tape in annotated]
+        except (Refused, NotPolynomial):
+            tapes[mode] = recorded(mode)
     return Choices(tapes)
 
 
 def _recorded(
-    subject_at: SubjectAt, regimes: list[tuple[int, int | None]], *, has_sequence: bool
+    subject_at: SubjectAt,
+    regimes: list[tuple[int, int | None]],
+    *,
+    has_sequence: bool,
+    lives: bool = False,
 ) -> list[ParametricTape]:
     from preflop.parametric import parametric_tapes
 
     return [
         tape
         for after, most in regimes
-        for tape in parametric_tapes(subject_at, has_sequence=has_sequence, after=after, most_seq=most)
+        for tape in parametric_tapes(
+            subject_at, has_sequence=has_sequence, after=after, most_seq=most, lives=lives
+        )
     ]
 
 

@@ -30,6 +30,7 @@ def parametric_tapes(
     has_sequence: bool = True,
     after: int = 0,
     most_seq: int | None = None,
+    lives: bool = False,
 ) -> list[ParametricTape]:
     """The parametric tapes of a family of subjects: one for every batch, or one for a batch of one and
     one for all larger (a dimension of one makes views of what are copies otherwise).
@@ -38,12 +39,13 @@ def parametric_tapes(
         subject_at: the subject at a (batch, sequence length); the latter None where there is none.
         after: sequences longer than this (a window beyond which the structure is another).
         most_seq: the longest sequence for which the structure holds, None for any.
+        lives: annotated (see `tape.lives`), to be transformed by `transforms.recompute`.
 
     Raises:
         NotPolynomial: the family has no such tape; record each size by itself.
         Refused: its blocks do not repeat.
     """
-    probe = _Probe(subject_at, has_sequence, after, most_seq)
+    probe = _Probe(subject_at, has_sequence, after, most_seq, lives)
     many = probe.tape(_FITTED_BATCHES)
     if many.domain.least_batch == 1:
         return [many]
@@ -54,15 +56,16 @@ class _Probe:
     """Records samples and remembers them."""
 
     def __init__(
-        self, subject_at: SubjectAt, has_sequence: bool, after: int, most_seq: int | None
+        self, subject_at: SubjectAt, has_sequence: bool, after: int, most_seq: int | None, lives: bool
     ) -> None:
         self.subject_at = subject_at
+        self.lives = lives
         self.after, self.most_seq = after, most_seq
         self.unit = _unit(after, most_seq) if has_sequence else None
         self.period = self._find_period()
 
     def record(self, batch: int, seq: int | None) -> CutTape:
-        return record_cut(self.subject_at(batch, seq), self.period)
+        return record_cut(self.subject_at(batch, seq), self.period, lives=self.lives)
 
     def _find_period(self) -> int:
         """Blocks per repetition for which the fold holds; raises `Refused` where none does."""

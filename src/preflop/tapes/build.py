@@ -148,6 +148,7 @@ def _tapes(facts: ModelFacts, precision: str) -> list[Recorded]:
                     has_sequence=not facts.is_image,
                     after=after,
                     most_seq=most,
+                    lives=True,
                 )
             except (NotPolynomial, Refused) as refused:
                 print(f"  {facts.name} {precision} {device}: left out, {refused}")

@@ -9,7 +9,7 @@ from preflop.optimizers import OptimizerSpec
 from preflop.subject import Subject
 from preflop.tape.events import Tape
 from preflop.tape.sizes import ParametricTape
-from preflop.tapes.store import OPTIMIZER, RECOMPUTE, Wanted, shipped_parametric, shipped_tape
+from preflop.tapes.store import OPTIMIZER, Wanted, shipped_parametric, shipped_tape
 
 
 def shipped(subject: Subject) -> Tape | None:
@@ -42,22 +42,22 @@ def shipped_at_any_size(subject: Subject) -> list[ParametricTape]:
 
 
 def _wanted(subject: Subject) -> Wanted | None:
-    """What to look for; None for anything but the plain step of a named model on a CUDA device."""
+    """What to look for; None for anything but the plain loop of a named model on a CUDA device."""
     plain = (
         subject.sizes is not None
         and subject.loss is None
         and not subject.keep_output
         and subject.microbatches == 1
-        and subject.recompute == RECOMPUTE
         and isinstance(subject.optimizer, OptimizerSpec)
         and subject.optimizer.name == OPTIMIZER
         and subject.device != "cpu"
     )
-    if not plain or subject.sizes is None:
+    recompute = subject.recompute
+    if not plain or subject.sizes is None or not isinstance(recompute, str):
         return None
     capability = find_device(subject.device).compute_capability
     if capability is None:
         return None
     return Wanted(
-        subject.name, subject.architecture, subject.precision.name, capability, *subject.sizes
+        subject.name, subject.architecture, subject.precision.name, capability, *subject.sizes, recompute
     )

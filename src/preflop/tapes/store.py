@@ -14,14 +14,15 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
+from preflop.recomputation import NONE
 from preflop.tape.events import Tape
 from preflop.tape.file import tape_from_json
 from preflop.tape.sizes import Domain, ParametricTape, filled
-from preflop.tape.stack import Stack
+from preflop.tape.stack import Refused, Stack
 from preflop.transforms.depth import deepen
+from preflop.transforms.recompute import recompute_at_any_size
 
 OPTIMIZER = "adamw"
-RECOMPUTE = "none"
 # Precisions that have files. tf32 is fp32 with another peak: the same calls on the same bytes.
 PRECISIONS = {"fp32": "fp32", "tf32": "fp32", "bf16-mixed": "bf16-mixed", "bf16": "bf16"}
 
@@ -37,6 +38,7 @@ class Wanted:
     """CUDA compute capability."""
     batch: int
     seq: int | None
+    recompute: str = NONE
 
 
 def shipped_tape(wanted: Wanted) -> Tape | None:
@@ -44,7 +46,9 @@ def shipped_tape(wanted: Wanted) -> Tape | None:
     for file, domain in _held(wanted):
         if not domain.holds(wanted.batch, wanted.seq):
             continue
-        found = parametric(file, wanted.model)
+        found = recomputing(file, wanted.model, wanted.recompute)
+        if found is None:
+            return None
         tape = found.at(wanted.batch, wanted.seq)
         for stack in found.stacks:
             tape = deepen(tape, stack)
@@ -54,7 +58,8 @@ def shipped_tape(wanted: Wanted) -> Tape | None:
 
 def shipped_parametric(wanted: Wanted) -> list[ParametricTape]:
     """The shipped parametric tapes of the model, whatever the size: each with the domain it holds in."""
-    return [parametric(file, wanted.model) for file, _ in _held(wanted)]
+    found = [recomputing(file, wanted.model, wanted.recompute) for file, _ in _held(wanted)]
+    return [tape for tape in found if tape is not None] if None not in found else []
 
 
 def _held(wanted: Wanted) -> Iterator[tuple[str, Domain]]:
@@ -78,9 +83,19 @@ def index() -> list[dict[str, Any]]:
     return entries
 
 
+@lru_cache(maxsize=16)
+def recomputing(file: str, model: str, recompute: str) -> ParametricTape | None:
+    """The parametric tape of one model in a data file, of a step that recomputes so; None where that does
+    not follow from the shipped tape."""
+    try:
+        return recompute_at_any_size(parametric(file, model), how=recompute)
+    except Refused:
+        return None
+
+
 @lru_cache(maxsize=8)
 def parametric(file: str, model: str) -> ParametricTape:
-    """The parametric tape of one model in a data file."""
+    """The parametric tape of one model in a data file, annotated with what held its tensors."""
     entry = json.loads(lzma.decompress(_data(file)))
     own = entry["models"][model]
     return ParametricTape(

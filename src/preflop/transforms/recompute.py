@@ -24,11 +24,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from preflop.errors import BadSubject
-from preflop.recomputation import KEPT_OPERATORS, NO_BLOCKS, Manner, Recomputation, parse
+from preflop.recomputation import KEPT_OPERATORS, NO_BLOCKS, Manner, Recomputation, alike, parse
 from preflop.tape import lives
 from preflop.tape.events import Call, Mark, Phase, Role, Storage, Tape
 from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of
-from preflop.tape.stack import Refused
+from preflop.tape.sizes import ParametricTape
+from preflop.tape.stack import Refused, Stack
+from preflop.transforms.depth import deepen
 
 def recompute(tape: Tape, *, how: str | Callable[[str], bool]) -> Tape:
     """The tape of the same step with chosen modules run again in backward.
@@ -56,6 +58,35 @@ def recompute(tape: Tape, *, how: str | Callable[[str], bool]) -> Tape:
     name = how if isinstance(how, str) else getattr(how, "__qualname__", type(how).__name__)
     made = _Rerun(tape, wanted, _chosen(tape, wanted)).run()
     return dataclasses.replace(made, subject=dataclasses.replace(tape.subject, recompute=name))
+
+
+def recompute_stacks(
+    tape: Tape, stacks: Sequence[Stack], *, how: str | Callable[[str], bool]
+) -> tuple[Tape, tuple[Stack, ...]]:
+    """As `recompute`, of a tape whose stacks of blocks are cut down; and the stacks that still are.
+
+    Where all blocks are treated alike the stacks stay cut; else they are unfolded first.
+
+    Raises:
+        BadSubject, Refused: as `recompute`; also where the stacks do not unfold.
+    """
+    if alike(how):
+        return recompute(tape, how=how), tuple(stacks)
+    for stack in stacks:
+        tape = deepen(tape, stack)
+    return recompute(tape, how=how), ()
+
+
+def recompute_at_any_size(
+    parametric: ParametricTape, *, how: str | Callable[[str], bool]
+) -> ParametricTape:
+    """As `recompute`, of a parametric tape: sizes stay symbols, for the transform does not look at them.
+
+    Raises:
+        BadSubject, Refused: as `recompute_stacks`.
+    """
+    tape, stacks = recompute_stacks(parametric.tape, parametric.stacks, how=how)
+    return dataclasses.replace(parametric, tape=tape, stacks=stacks)
 
 
 def _chosen(tape: Tape, wanted: Recomputation) -> set[int]:
