@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from preflop.accounting import CPU, Account, account_tape, find_device
 from preflop.api import tape_of_subject
-from preflop.errors import BadSubject
+from preflop.errors import BadSubject, PreflopError
 from preflop.hardware.device import Device
+from preflop.ledgers.flops import flops_totals
+from preflop.ledgers.memory import memory
+from preflop.ledgers.traffic import traffic_ledger
 from preflop.models.catalog import ModelFacts, find, known
 from preflop.plan.choice import Choice
 from preflop.plan.choices import Choices
@@ -24,6 +27,7 @@ from preflop.plan.what_if import what_if as plan_what_if
 from preflop.recomputation import NONE
 from preflop.subject import RECOMPUTE, Subject, batch_sizes, resolve
 from preflop.tape.events import Tape
+from preflop.tape.lives import plain
 from preflop.tape.sizes import Domain, NotPolynomial, ParametricTape
 from preflop.tape.stack import Refused
 from preflop.tapes.choose import shipped, shipped_at_any_size
@@ -31,6 +35,9 @@ from preflop.timing.this import recorded_as
 from preflop.transforms.accumulation import accumulate
 from preflop.transforms.chunked_loss import head_of, with_chunked_loss
 from preflop.transforms.recompute import recompute_at_any_size
+
+if TYPE_CHECKING:
+    from preflop.record.subject_tape import CutTape
 
 SubjectAt = Callable[[int, "int | None"], Subject]
 
@@ -122,6 +129,7 @@ class Accounts:
             optimizer=options.get("optimizer", "adamw"), device=CPU if target is None else target.id,
         )  # fmt: skip
         self._known: dict[Any, Tape] = {}
+        self._annotated: dict[Any, CutTape | None] = {}
         if given is not None:
             self._known[self._key(self.choice)] = given.tape
 
@@ -146,12 +154,43 @@ class Accounts:
         """The tape of a choice: known, transformed from a known one, or made now."""
         key = self._key(choice)
         if key not in self._known:
+            subject = self._subject(choice)
             if choice.loss_chunks > 1:
-                plain = self._tape(choice.but(loss_chunks=1))
-                self._known[key] = in_chunks(plain, self._subject(choice), choice.loss_chunks)
+                whole = self._tape(choice.but(loss_chunks=1))
+                self._known[key] = in_chunks(whole, subject, choice.loss_chunks)
             else:
-                self._known[key] = tape_of(self._subject(choice))
+                found = shipped_of(subject) or self._recomputed(choice)
+                self._known[key] = found or tape_of_subject(subject)
         return self._known[key]
+
+    def _recomputed(self, choice: Choice) -> Tape | None:
+        """The tape of a choice that recomputes, from that of the one that does not; None where it must be
+        recorded."""
+        from preflop.folding import recomputed
+
+        if choice.recompute == NONE:
+            return None
+        plainer = choice.but(recompute=NONE)
+        key = self._key(plainer)
+        if key not in self._annotated:
+            self._annotated[key] = self._annotate(plainer)
+        annotated = self._annotated[key]
+        try:
+            return None if annotated is None else recomputed(annotated, choice.recompute)
+        except Refused:
+            return None
+
+    def _annotate(self, choice: Choice) -> CutTape | None:
+        """The annotated tape of a choice, if following its saved tensors did not move the step."""
+        from preflop.folding import annotated_of, unfold
+
+        try:
+            annotated = annotated_of(self._subject(choice))
+            seen = plain(unfold(annotated))
+        except (Refused, PreflopError):
+            return None
+        tape = self._tape(choice)
+        return annotated if _figures(seen) == _figures(tape) else None
 
     def _subject(self, choice: Choice) -> Subject:
         batch = self._batch
@@ -179,16 +218,29 @@ def _recorded_for(target: Device | None) -> str:
     return CPU if target is None else recorded_as(target)
 
 
+def _figures(tape: Tape) -> tuple[Any, ...]:
+    """What a step costs, in bytes and FLOPs."""
+    found = memory(tape)
+    return (
+        found.peak_bytes, found.first_step_peak_bytes, found.at_peak, found.columns,
+        flops_totals(tape), traffic_ledger(tape).total(),
+    )  # fmt: skip
+
+
 def tape_of(subject: Subject) -> Tape:
     """As `api.account` gets it; microbatches of a shipped tape are repeated instead of recorded."""
-    if subject.microbatches > 1:
-        one = shipped(dataclasses.replace(subject, microbatches=1))
-        if one is not None:
-            try:
-                return accumulate(one, microbatches=subject.microbatches)
-            except Refused:
-                return tape_of_subject(subject)
-    return tape_of_subject(subject)
+    return shipped_of(subject) or tape_of_subject(subject)
+
+
+def shipped_of(subject: Subject) -> Tape | None:
+    """The subject's tape where one ships, its microbatches repeated; None where it must be recorded."""
+    if subject.microbatches == 1:
+        return shipped(subject)
+    one = shipped(dataclasses.replace(subject, microbatches=1))
+    try:
+        return None if one is None else accumulate(one, microbatches=subject.microbatches)
+    except Refused:
+        return None
 
 
 def in_chunks(tape: Tape, subject: Subject, chunks: int) -> Tape:

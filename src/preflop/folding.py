@@ -5,12 +5,16 @@ May import: record [torch], transforms, tape, subject, errors.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
 from preflop.errors import PreflopError
 from preflop.record.subject_tape import CutTape, record_cut, record_subject
 from preflop.subject import Subject
 from preflop.tape.events import Tape
 from preflop.tape.stack import Refused
 from preflop.transforms.depth import deepen
+from preflop.transforms.recompute import recompute_stacks
 
 PERIODS = (1, 2)
 """Blocks per repetition that are tried: blocks that look alike may be treated alike in pairs only."""
@@ -49,5 +53,33 @@ def unfold(cut: CutTape) -> Tape:
     tape = cut.tape
     for stack in cut.stacks:
         tape = deepen(tape, stack)
-    tape.assumptions.extend(f"recorded in full, not folded: {reason}" for reason in cut.reasons)
-    return tape
+    left = [f"recorded in full, not folded: {reason}" for reason in cut.reasons]
+    return dataclasses.replace(tape, assumptions=[*tape.assumptions, *left])
+
+
+def annotated_of(subject: Subject) -> CutTape:
+    """The annotated tape of a subject that recomputes nothing, its stacks cut where they fold.
+
+    Raises:
+        PreflopError: the subject cannot be built or run with autograd's saved tensors followed.
+        Refused: what holds its tensors cannot be said.
+    """
+    for period in PERIODS:
+        cut = record_cut(subject, period, lives=True)
+        try:
+            unfold(cut)
+        except Refused:
+            continue
+        return cut
+    return CutTape(record_subject(subject, lives=True), (), ())
+
+
+def recomputed(annotated: CutTape, how: str | Callable[[str], bool]) -> Tape:
+    """The tape of the whole model with chosen modules run again in backward.
+
+    Raises:
+        PreflopError: the words choose nothing.
+        Refused: it does not follow from the annotated tape.
+    """
+    tape, stacks = recompute_stacks(annotated.tape, annotated.stacks, how=how)
+    return unfold(dataclasses.replace(annotated, tape=tape, stacks=stacks))

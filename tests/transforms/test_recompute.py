@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -20,15 +21,17 @@ from preflop.folding import tape_of, unfold
 from preflop.ledgers.flops import flops_totals
 from preflop.ledgers.memory import memory
 from preflop.ledgers.traffic import traffic_ledger
-from preflop.record.subject_tape import record_cut, record_subject
+from preflop.parametric import parametric_tapes
+from preflop.record.subject_tape import CutTape, record_cut, record_subject
 from preflop.subject import Subject, resolve
 from preflop.tape import lives
 from preflop.tape.events import Tape
 from preflop.tape.file import tape_from_json, tape_to_json
 from preflop.tape.replay import story
+from preflop.tape.sizes import ParametricTape
 from preflop.tape.stack import Refused
 from preflop.transforms.accumulation import accumulate
-from preflop.transforms.recompute import recompute
+from preflop.transforms.recompute import recompute, recompute_at_any_size
 from tests.zoo.members import MEMBERS
 
 H100 = {"device": "h100-sxm"}
@@ -143,6 +146,28 @@ def test_accumulation_and_recomputation_commute() -> None:
     recorded = tape_of(named("gpt2", recompute="block", microbatches=3))
     same(recompute(accumulate(tape, microbatches=3), how="block"), recorded)
     same(accumulate(recompute(tape, how="block"), microbatches=3), recorded)
+
+
+@pytest.mark.parametrize("how", ["block", "selective", "block:3"])
+def test_sizes_stay_symbols(how: str) -> None:
+    """recompute(parametric).at(B, S) == record at B, S with recomputation, at sizes that were not fitted."""
+    for batch, seq in ((7, 77), (4, 1024)):
+        tape = next(tape for tape in annotated_at_any_size() if tape.domain.holds(batch, seq))
+        made = recompute_at_any_size(tape, how=how)
+        whole = unfold(CutTape(made.at(batch, seq), made.stacks, ()))
+        same(whole, tape_of(gpt2_at(batch, seq, how)))
+
+
+def gpt2_at(batch: int, seq: int | None, recompute: str = "none") -> Subject:
+    """GPT-2 on a Hopper."""
+    size = {"batch_size": batch, "sequence_length": seq}
+    return resolve("gpt2", size, precision="bf16-mixed", recompute=recompute, **H100)
+
+
+@lru_cache(maxsize=1)
+def annotated_at_any_size() -> list[ParametricTape]:
+    """Its annotated tapes, recorded once for all tests."""
+    return parametric_tapes(gpt2_at, most_seq=1024, lives=True)
 
 
 # -- small models -----------------------------------------------------------------------------------

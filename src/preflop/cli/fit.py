@@ -35,7 +35,7 @@ def command(
         typer.Option(help="With MODEL: batch, seq, depth, width, member, by comma; all of them."),
     ] = None,
     microbatches: Annotated[str | None, typer.Option(help="With MODEL: microbatches of a step; 1.")] = None,
-    recompute: Annotated[str | None, typer.Option(help="With MODEL: none, block or selective.")] = None,
+    recompute: Annotated[str | None, typer.Option(help="With MODEL: as for `preflop account`.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Without MODEL: most parameters that fit, capacity as sold, no activations. With MODEL: its largest

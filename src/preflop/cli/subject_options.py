@@ -30,7 +30,13 @@ PrecisionName = Annotated[
 ]
 Optimizer = Annotated[str | None, typer.Option(help="adamw (default), sgd, adafactor, ..., or none.")]
 Microbatches = Annotated[str | None, typer.Option(help="Batches per optimizer step (default 1).")]
-Recompute = Annotated[str | None, typer.Option(help="none (default), block or selective.")]
+Recompute = Annotated[
+    str | None,
+    typer.Option(
+        help="none (default), block, selective, block-reentrant, block:2 (every second block), "
+        "or a pattern of module names."
+    ),
+]
 DeviceName = Annotated[str | None, typer.Option(help="A device of `preflop hardware`, or cpu (default).")]
 Gpus = Annotated[str | None, typer.Option(help="Number of GPUs (this version: 1).")]
 Shard = Annotated[str | None, typer.Option(help="How to shard (this version: none).")]

@@ -12,7 +12,7 @@ class Route(str, Enum):
     """How the cost of a changed choice is learned."""
 
     RESIZE = "resize"
-    """By arithmetic on the tape: its sizes are polynomials, microbatches repeat."""
+    """By arithmetic on the tape: its sizes are polynomials, microbatches repeat, chosen modules run again."""
     RECORD = "record"
     """By another recording: the step makes other calls (autocast, kernels, the optimizer's loop)."""
     TRANSFORM = "transform"
@@ -37,7 +37,8 @@ class Choice:
     microbatches: int = dataclasses.field(
         default=1, metadata=_by(Route.RESIZE, "batches per optimizer step")
     )
-    recompute: Any = dataclasses.field(default="none", metadata=_by(Route.RECORD, "what backward recomputes"))
+    recompute: Any = dataclasses.field(default="none", metadata=_by(Route.RESIZE, "what backward recomputes"))
+    """What the tape does not say (`transforms.recompute`) is recorded."""
     precision: str = dataclasses.field(default="fp32", metadata=_by(Route.RECORD, "formats of numbers"))
     optimizer: Any = dataclasses.field(
         default="adamw", metadata=_by(Route.RECORD, "what updates the weights")

@@ -44,22 +44,28 @@ class Wanted:
 def shipped_tape(wanted: Wanted) -> Tape | None:
     """The tape of two AdamW steps, or None where none ships for it (then it is recorded)."""
     for file, domain in _held(wanted):
-        if not domain.holds(wanted.batch, wanted.seq):
-            continue
-        found = recomputing(file, wanted.model, wanted.recompute)
-        if found is None:
-            return None
+        if domain.holds(wanted.batch, wanted.seq):
+            return _unfolded(file, wanted)
+    return None
+
+
+def _unfolded(file: str, wanted: Wanted) -> Tape | None:
+    try:
+        found = parametric(file, wanted.model, wanted.recompute)
         tape = found.at(wanted.batch, wanted.seq)
         for stack in found.stacks:
             tape = deepen(tape, stack)
-        return tape
-    return None
+    except Refused:
+        return None
+    return tape
 
 
 def shipped_parametric(wanted: Wanted) -> list[ParametricTape]:
     """The shipped parametric tapes of the model, whatever the size: each with the domain it holds in."""
-    found = [recomputing(file, wanted.model, wanted.recompute) for file, _ in _held(wanted)]
-    return [tape for tape in found if tape is not None] if None not in found else []
+    try:
+        return [parametric(file, wanted.model, wanted.recompute) for file, _ in _held(wanted)]
+    except Refused:
+        return []
 
 
 def _held(wanted: Wanted) -> Iterator[tuple[str, Domain]]:
@@ -84,18 +90,18 @@ def index() -> list[dict[str, Any]]:
 
 
 @lru_cache(maxsize=16)
-def recomputing(file: str, model: str, recompute: str) -> ParametricTape | None:
-    """The parametric tape of one model in a data file, of a step that recomputes so; None where that does
-    not follow from the shipped tape."""
-    try:
-        return recompute_at_any_size(parametric(file, model), how=recompute)
-    except Refused:
-        return None
+def parametric(file: str, model: str, recompute: str = NONE) -> ParametricTape:
+    """The parametric tape of one model in a data file, of a step that recomputes so.
+
+    Raises:
+        Refused: what would be recomputed does not follow from the shipped tape.
+    """
+    return recompute_at_any_size(annotated(file, model), how=recompute)
 
 
 @lru_cache(maxsize=8)
-def parametric(file: str, model: str) -> ParametricTape:
-    """The parametric tape of one model in a data file, annotated with what held its tensors."""
+def annotated(file: str, model: str) -> ParametricTape:
+    """The parametric tape of one model as it stands in a data file: with what held its tensors."""
     entry = json.loads(lzma.decompress(_data(file)))
     own = entry["models"][model]
     return ParametricTape(

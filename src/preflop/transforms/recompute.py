@@ -32,6 +32,7 @@ from preflop.tape.sizes import ParametricTape
 from preflop.tape.stack import Refused, Stack
 from preflop.transforms.depth import deepen
 
+
 def recompute(tape: Tape, *, how: str | Callable[[str], bool]) -> Tape:
     """The tape of the same step with chosen modules run again in backward.
 
@@ -40,7 +41,7 @@ def recompute(tape: Tape, *, how: str | Callable[[str], bool]) -> Tape:
         how: as `recompute=` of `preflop.account`.
 
     Returns:
-        A plain tape. With "none", the tape without its notes.
+        A plain tape. With "none", the tape without its notes (itself where it has none).
 
     Raises:
         BadSubject: the word is not known, or chooses no module of the tape.
