@@ -70,13 +70,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "real_steps": {"subject", "record", "tape"},
     "choosing": COUNTS
     | {"subject", "models", "plan", "tapes", "parametric", "accounting", "api", "transforms", "hardware"}
-<<<<<<< HEAD
-    # timing: which rules this machine's calibration records by; record: a chunked loss alone, when asked for.
-    | {"timing", "record"},
-=======
-    | {"recomputation", "folding", "record"}
-    | {"timing"},  # which rules this machine's calibration records by
->>>>>>> a7360c7 (What-if and choices transform the recording they have; docs)
+    # timing: which rules this machine's calibration records by; record and folding: when asked for what does
+    # not follow from a tape that is there.
+    | {"timing", "record", "folding", "recomputation"},
     "fitting": COUNTS
     | {"subject", "models", "plan", "tapes", "folding", "record", "accounting", "choosing", "transforms"}
     | {"hardware", "timing"},

@@ -81,13 +81,8 @@ def test_an_odd_batch_is_not_cut() -> None:
 def test_each_field_states_its_route() -> None:
     """Every field of a choice says how a change of it is priced."""
     assert {f.name: f.metadata["route"].value for f in dataclasses.fields(Choice)} == {
-<<<<<<< HEAD
-        "batch": "resize", "seq": "resize", "microbatches": "resize", "recompute": "record",
+        "batch": "resize", "seq": "resize", "microbatches": "resize", "recompute": "transform",
         "precision": "record", "optimizer": "record", "device": "record", "loss_chunks": "transform",
-=======
-        "batch": "resize", "seq": "resize", "microbatches": "resize", "recompute": "resize",
-        "precision": "record", "optimizer": "record", "device": "record",
->>>>>>> a7360c7 (What-if and choices transform the recording they have; docs)
     }  # fmt: skip
     other = GIVEN.but(device="h200-sxm-141gb")
     assert route_of(GIVEN, other, same_kernels=True) is Route.PRICE

@@ -12,11 +12,11 @@ class Route(str, Enum):
     """How the cost of a changed choice is learned."""
 
     RESIZE = "resize"
-    """By arithmetic on the tape: its sizes are polynomials, microbatches repeat, chosen modules run again."""
+    """By arithmetic on the tape: its sizes are polynomials, microbatches repeat."""
     RECORD = "record"
     """By another recording: the step makes other calls (autocast, kernels, the optimizer's loop)."""
     TRANSFORM = "transform"
-    """By a transform of the same tape, with a small recording of what is put into it."""
+    """By a transform of the same tape: chosen modules run again, or a small recording is put into it."""
     PRICE = "price"
     """By other rates on the same tape."""
 
@@ -37,7 +37,9 @@ class Choice:
     microbatches: int = dataclasses.field(
         default=1, metadata=_by(Route.RESIZE, "batches per optimizer step")
     )
-    recompute: Any = dataclasses.field(default="none", metadata=_by(Route.RESIZE, "what backward recomputes"))
+    recompute: Any = dataclasses.field(
+        default="none", metadata=_by(Route.TRANSFORM, "what backward recomputes")
+    )
     """What the tape does not say (`transforms.recompute`) is recorded."""
     precision: str = dataclasses.field(default="fp32", metadata=_by(Route.RECORD, "formats of numbers"))
     optimizer: Any = dataclasses.field(
