@@ -11,6 +11,7 @@ from preflop.hardware.catalog import find as find_device
 from preflop.hardware.device import Device
 from preflop.published.rows import Row
 from preflop.subject import Subject
+from preflop.timing.collective import Collective, Ranks, Sharding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,13 @@ class Plan:
     phases: tuple[str, ...] = ("forward", "backward", "recompute", "optimizer")
     """Phases of the tape that the measured time includes."""
     microbatches: int = 1
+    sharding: Sharding | None = None
+    """Weights are gathered and gradients scattered unit by unit, in every microbatch."""
+    ranks: Ranks = field(default_factory=lambda: Ranks(count=1))
+    synced: tuple[tuple[Collective, float, bool], ...] = ()
+    """Collectives once a step: what, bytes, and whether the last backward hides it."""
+    copied_bytes: int = 0
+    """Bytes that one microbatch's backward moves outside of the tape: gradients copied into flat ones and cast."""
     optimizer_bytes: int = 0
     """Bytes that an optimizer outside of the tape moves, on this device's shard."""
     static_bytes: int = 0

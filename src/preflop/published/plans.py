@@ -18,6 +18,7 @@ from preflop.published.finetuning import litgpt_plan
 from preflop.published.plan import Plan, Shards, device_of
 from preflop.published.rows import CannotBuild, Row, Table, neusight_models
 from preflop.subject import Subject, resolve
+from preflop.timing.collective import GPUS_PER_NODE, Collective, Ranks, Sharding
 
 FP32, BF16 = "fp32", "bf16"
 
@@ -257,40 +258,105 @@ def every_second(name: str) -> bool:
 _ADAMW_BYTES = 28
 
 
-def _sharded(row: Row, degree: int, *, fused_norms: bool = False, adds_gradients: bool = True) -> Plan:
-    """Weights gathered in bf16, everything else in fp32 on `degree` devices; gathering takes no time."""
+def _sharded(row: Row, degree: int, rules: _FullySharded, *, fused_norms: bool = False) -> Plan:
+    """Weights gathered in bf16 block by block, everything else in fp32 on `degree` devices."""
     plan = _decoder(row, BF16, None, fused_norms=fused_norms)
-    parameters = sizes_of(row).total
-    more = 12 * (plan.microbatches - 1) if adds_gradients else 0
-    return dataclasses.replace(plan, optimizer_bytes=(_ADAMW_BYTES + more) * parameters // degree)
+    sizes = sizes_of(row)
+    parameters = sizes.total
+    link, assumed = rules.link(row)
+    return dataclasses.replace(
+        plan,
+        optimizer_bytes=(_ADAMW_BYTES + 12 * (plan.microbatches - 1)) * parameters // degree,
+        copied_bytes=rules.copied_bytes * parameters,
+        ranks=Ranks(count=degree, link_bytes_per_s=link),
+        sharding=Sharding(
+            units=sizes.layers + 1, gathered_bytes=2 * parameters, reduced_bytes=rules.reduced_bytes * parameters,
+            regathers="GRAD_OP" not in row.text("sharding"), prefetches=rules.prefetches,
+        ),
+        assumed=(*plan.assumed, *assumed),
+    )  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _FullySharded:
+    """How a source's FSDP moves weights and gradients, in bytes per parameter."""
+
+    prefetches: bool
+    reduced_bytes: int
+    """Of a gradient as it is sent."""
+    copied_bytes: int
+    """What a microbatch copies besides: gradients into flat ones, casts, gathered weights out of flat ones."""
+    usual_link: float
+    """Network per GPU in bytes per second, where the row does not say."""
+    usual: str
+
+    def link(self, row: Row) -> tuple[float | None, tuple[str, ...]]:
+        """(bytes per second and GPU between nodes, what was assumed)."""
+        printed = re.search(r"(\d+) Gbps node", row.text("section"))
+        if printed:
+            return float(printed[1]) * 1e9 / 8 / GPUS_PER_NODE, ()
+        return self.usual_link, (self.usual,) if (row.whole("gpus") or 1) > GPUS_PER_NODE else ()
 
 
 def _foundry(row: Row) -> Plan:
-    """llm-foundry's MPT under FSDP: weights in bf16 for compute, AdamW on fp32 shards. No memory column."""
-    plan = _sharded(row, row.whole("dp") or 1)
+    """llm-foundry's MPT under Composer's FSDP: AdamW on fp32 shards. No memory column.
+
+    Composer gathers in bf16 and prefetches after a unit's gradients (`backward_prefetch` BACKWARD_POST); gradients
+    are reduced in fp32 under mixed precision DEFAULT, in bf16 under PURE (composer/utils/misc.py,
+    distributed/mosaic_fsdp_utils.py, `get_mixed_precision`). torch's FSDP splits a flat weight into views: their
+    gradients are joined by a copy in bf16 (2 read, 2 written), and cast for the reduction (2 and 4).
+    """
+    fp32 = "PURE" not in row.text("extra")
+    rules = _FullySharded(
+        prefetches=False, reduced_bytes=4 if fp32 else 2, copied_bytes=10 if fp32 else 4, usual_link=_DGX_H100,
+        usual="nodes of H100s joined by 400 Gbit/s per GPU, as NVIDIA's DGX H100 is sold",
+    )  # fmt: skip
+    plan = _sharded(row, row.whole("dp") or 1, rules)
     return dataclasses.replace(plan, no_memory="the row gives no memory")
 
 
 def _titan(row: Row) -> Plan:
-    """torchtitan's Llama under FSDP2, fused RMS norms."""
-    plan = _sharded(row, row.whole("dp") or row.needed("gpus"), fused_norms=True)
+    """torchtitan's Llama under FSDP2, fused RMS norms.
+
+    FSDP2 prefetches before a unit's gradients, copies gathered weights out twice (2 read, 2 written each) and
+    gradients in while it casts them (2 and 4), and reduces in fp32 (torch/distributed/fsdp/_fully_shard,
+    `foreach_all_gather_copy_out`, `foreach_reduce`).
+    """
+    rules = _FullySharded(
+        prefetches=True, reduced_bytes=4, copied_bytes=14, usual_link=_META_A100,
+        usual="nodes of A100s joined by 200 Gbit/s per GPU, as Meta's are (arXiv 2307.09288, section 2.2.1)",
+    )  # fmt: skip
+    plan = _sharded(row, row.whole("dp") or row.needed("gpus"), rules, fused_norms=True)
     return dataclasses.replace(
         plan,
         no_memory="FSDP's gathered layers in flight and torchtitan's list of saved operators are not built",
     )
 
 
+# Bytes per second and GPU between nodes, as sold.
+_DGX_H100 = 400e9 / 8
+_META_A100 = 200e9 / 8
+
+
 def _nanotron(row: Row) -> Plan:
     """nanotron: bf16 weights, gradients added to fp32 buffers, fp32 master copy and AdamW; ZeRO-1 divides
-    the last two. RMS norms as one kernel (Triton)."""
+    the last two. RMS norms as one kernel (Triton).
+
+    Gradients are all-reduced in fp32 once a step: under ZeRO-0 by DDP's hook during the last backward, under ZeRO-1
+    after it, and then the bf16 weights are gathered (huggingface/nanotron@2cde8f63, trainer.py, optim/zero.py). The
+    network is the one whose collectives the same authors measured.
+    """
     plan = _decoder(row, BF16, None, fused_norms=True)
     degree = row.whole("dp") or 1
-    sharded = degree if "1" in row.text("sharding") else 1
+    zero_1 = "1" in row.text("sharding")
+    sharded = degree if zero_1 else 1
     parameters = sizes_of(row).total
+    gathered = ((Collective.ALL_GATHER, 2.0 * parameters, False),) if zero_1 else ()
     return dataclasses.replace(
         plan, drop_gradients=True, static_bytes=4 * parameters + 12 * parameters // sharded,
         optimizer_bytes=(_ADAMW_BYTES + 2) * parameters // sharded + 10 * parameters * plan.microbatches,
-        no_time="" if sharded == 1 else plan.no_time,
+        ranks=Ranks(count=degree, network="efa"),
+        synced=((Collective.ALL_REDUCE, 4.0 * parameters, not zero_1), *gathered),
     )  # fmt: skip
 
 

@@ -6,22 +6,16 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from preflop.account import OperatorRow
 from preflop.device_memory import device_memory
 from preflop.errors import PreflopError
 from preflop.folding import tape_of
 from preflop.ledgers.memory import memory
-from preflop.ledgers.operators import operator_rows
 from preflop.published.conventions import recomputed_utilization
 from preflop.published.counts import counted, korthikanti_activations
 from preflop.published.plans import Plan, plan_of
 from preflop.published.rows import CannotBuild, Row, Table
+from preflop.published.seconds import arithmetic_seconds, step_seconds
 from preflop.tape.events import Role, Tape
-from preflop.timing.kernels import Family
-from preflop.timing.rates import kernel_rate
-from preflop.timing.roofline import MATMUL_LIKE, bandwidth_bytes_per_s, on_roofline
-from preflop.timing.step import step_time
-from preflop.transforms.fusion import fuse
 from preflop.units import GIB
 
 MEMORY, STEP_TIME, UTILIZATION = "memory", "step_time", "mfu_recomputed"
@@ -255,50 +249,3 @@ def _divided(plan: Plan, tape: Tape) -> Tape:
             size = 0
         storages.append(dataclasses.replace(storage, bytes=size))
     return dataclasses.replace(tape, storages=storages)
-
-
-# -- time ---------------------------------------------------------------------------------------------
-
-
-def step_seconds(plan: Plan, tape: Tape) -> tuple[float | None, float | None]:
-    """(lower bound, expectation) of the measured part of the step; None where there is no expectation."""
-    device = plan.device
-    assert device is not None
-    rows = operator_rows(fuse(tape) if plan.fused else tape)
-    if plan.kernels and plan.kernels != "flash":
-        rows = [_with_kernel(row, plan.kernels) for row in rows]
-    elif plan.kernels:
-        rows = [dataclasses.replace(row, op=row.op.replace("_cudnn_", "_flash_")) for row in rows]
-    lower = expected = 0.0
-    for phase, times in (("forward", plan.microbatches), ("backward", plan.microbatches),
-                         ("recompute", plan.microbatches), ("optimizer", 1)):  # fmt: skip
-        own = [row for row in rows if row.phase == phase and phase in plan.phases]
-        if not own:
-            continue
-        timed = step_time([on_roofline(row, device) for row in own], device, model_flops=0, tokens=None).time
-        if timed.expected_s is None or timed.lower_s is None:
-            return timed.lower_s, None
-        lower += timed.lower_s * times
-        expected += timed.expected_s * times
-    bandwidth = bandwidth_bytes_per_s(device)
-    if plan.optimizer_bytes and bandwidth:
-        rate = kernel_rate(device, Family.ELEMENTWISE, "")
-        outside_s = plan.optimizer_bytes / bandwidth
-        lower += outside_s
-        expected += outside_s / (rate.moving_share(plan.optimizer_bytes) if rate else 1.0)
-    return lower, expected
-
-
-def arithmetic_seconds(plan: Plan, tape: Tape) -> float:
-    """Matmul-like FLOPs (attended pairs only) over the dense peak: no run of these sizes can be faster."""
-    assert plan.device is not None
-    placed = [on_roofline(row, plan.device) for row in operator_rows(tape) if row.phase in plan.phases]
-    per_microbatch = sum(row.compute_s for row in placed if row.row.kind in MATMUL_LIKE)
-    return per_microbatch * plan.microbatches
-
-
-def _with_kernel(row: OperatorRow, kernel: str) -> OperatorRow:
-    op = row.op
-    for name in ("cudnn", "flash"):
-        op = op.replace(f"_{name}_", f"_{kernel}_")
-    return dataclasses.replace(row, op=op)
