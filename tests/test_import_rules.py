@@ -20,7 +20,12 @@ PACKAGE = Path(__file__).parents[1] / "src" / "preflop"
 TORCH_ROOMS = {"record", "models", "measure", "trainer", "integrations"}
 # Modules of rooms without torch: one makes the tapes that ship, the other has models that others measured.
 # They are imported by functions that need them, when they are called.
-TORCH_MODULES = {"preflop.tapes.build", "preflop.published.litgpt", "preflop.published.staff"}
+TORCH_MODULES = {
+    "preflop.tapes.build",
+    "preflop.published.litgpt",
+    "preflop.published.megatron",
+    "preflop.published.staff",
+}
 # Outside of them torch may be imported by a function, when it is called, in these files only.
 TORCH_WHEN_CALLED = {"api", "subject", "huggingface", "cli", "published"}
 # Slow to import: never at the top of a module, so that commands that need none of them start quickly.

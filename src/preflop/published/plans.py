@@ -367,6 +367,43 @@ def _nanogpt(row: Row) -> Plan:
     )
 
 
+# -- Megatron ---------------------------------------------------------------------------------------
+
+
+def _megatron_layer(row: Row) -> Plan:
+    """One layer of Korthikanti et al.'s table 4, on one of its tensor-parallel ranks.
+
+    Forward waits for its collectives. Backward hides those that a weight's gradient can be computed beside
+    (Megatron-LM, core/tensor_parallel/layers.py); with sequence parallelism it waits for two gathers of gradients.
+    """
+    import torch
+
+    from preflop.published.megatron import Layer, Shape
+
+    if row.text("kind") != "layer_time_measured":
+        raise CannotBuild("pipelines of several stages are not built")
+    degree, length, hidden = row.whole("tp") or 1, row.needed("seq"), row.needed("hidden")
+    parallel = row.text("seq_parallel") == "1"
+    selective = "selective" in row.text("ckpt")
+    if "full" in row.text("ckpt"):
+        raise CannotBuild("the full recomputation of one layer is not built")
+    shape = Shape(
+        hidden=hidden, heads=row.needed("heads"), ffn=row.needed("ffn"), length=length,
+        batch=row.needed("micro_batch"), degree=degree, sequence_parallel=parallel, selective=selective,
+    )  # fmt: skip
+    device, why = device_of(row)
+    subject = resolve(
+        lambda: Layer(shape), torch.zeros(1), loss=_sum, optimizer=None, device=device.id if device else _A100
+    )
+    message = 2.0 * length * shape.batch * hidden
+    forward = [Collective.ALL_GATHER, Collective.REDUCE_SCATTER] if parallel else [Collective.ALL_REDUCE]
+    waits = [*forward, Collective.ALL_GATHER] if parallel else forward
+    return Plan(
+        key=("megatron layer", shape), subject=subject, device=device, no_time=why, no_memory="the row gives no memory",
+        ranks=Ranks(count=degree), synced=tuple((what, message, False) for what in waits * 2),
+    )  # fmt: skip
+
+
 # -- transformers -------------------------------------------------------------------------------------
 
 
@@ -480,6 +517,7 @@ _BUILDERS: tuple[tuple[str, Callable[[Row], Plan]], ...] = (
     ("karpathy/nanoGPT", _nanogpt),
     ("HF transformers docs", _bert_large),
     ("litgpt", litgpt_plan),
+    ("Korthikanti", _megatron_layer),
 )
 
 __all__ = ["CannotBuild", "Plan", "PreflopError", "Shards", "device_of", "plan_of"]
