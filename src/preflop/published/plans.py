@@ -13,6 +13,7 @@ from typing import Any
 
 from preflop.errors import PreflopError
 from preflop.hardware.device import Device
+from preflop.published import fp8
 from preflop.published.conventions import Sizes, sizes_of
 from preflop.published.finetuning import litgpt_plan
 from preflop.published.plan import Plan, Shards, device_of
@@ -39,6 +40,8 @@ def plan_of(row: Row) -> Plan:
         if row.source.startswith(prefix):
             _refuse(row)
             plan = builder(row)
+            if "fp8" in _precision(row):
+                plan = dataclasses.replace(plan, fp8=True, assumed=(*plan.assumed, fp8.ASSUMPTION))
             return dataclasses.replace(plan, fused=True) if row.text("compile") == "1" else plan
     raise CannotBuild("this source's model is not built here")
 
@@ -53,8 +56,12 @@ def _refuse(row: Row) -> None:
         raise CannotBuild("a mixture of experts is not built")
     if row.text("compile") == "1" and row.table is Table.MEMORY:
         raise CannotBuild("a compiled step: what inductor keeps for backward is not modelled")
-    if "fp8" in row.text("precision").casefold() or "float8" in row.text("precision"):
-        raise CannotBuild("fp8 linears are not recorded")
+    if "fp8" in _precision(row) and row.table is Table.MEMORY:
+        raise CannotBuild("what fp8 linears keep for backward is not recorded")
+
+
+def _precision(row: Row) -> str:
+    return row.text("precision").casefold().replace("float8", "fp8")
 
 
 def _attention_kernel(row: Row) -> str:
