@@ -101,7 +101,7 @@ def _bar(what: str, value: float | None, asked: _Asked) -> ErrorBar | None:
     errors = sorted(row["error"] for row in own)
     low, high = _quantile(errors, (1 - SHARE) / 2), _quantile(errors, (1 + SHARE) / 2)
     nearest = sorted(own, key=asked.distance)[:NEAREST]
-    count = "one device or several (without communication)" if several else "one device"
+    count = "one device or several" if several else "one device"
     return ErrorBar(
         low=value / (1 + high), high=value / (1 + low), share=SHARE, rows=len(own),
         sources=len({row["source"] for row in own}),

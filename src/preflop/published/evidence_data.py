@@ -33,6 +33,7 @@ def _row(p: Prediction) -> dict[str, object]:
         "id": p.id, "source": p.source, "what": p.what, "model": p.model, "device": _device_id(p),
         "setting": p.setting, "several": p.several, "bits": p.bits, "parameters": p.parameters, "tokens": p.tokens,
         "measured": _rounded(p.measured), "predicted": _rounded(p.predicted), "error": _rounded(p.error),
+        "lower_s": _rounded(p.lower_s),
     }  # fmt: skip
 
 

@@ -143,10 +143,21 @@ def _of(
         row.id, row.source, what, measured, predicted, error, why_not, row.grade, lower_s,
         row.text("model") or row.text("model_name"), row.text("gpu") or row.text("device"), _setting(row), assumed,
         device_id=device_id, several=(row.whole("gpus") or 1) > 1,
-        bits=16 if "16" in row.text("precision") else 32,
+        bits=_bits(row.text("precision").casefold()),
         parameters=None if row.number("params_b") is None else (row.number("params_b") or 0) * 1e9,
         tokens=_tokens(row),
     )  # fmt: skip
+
+
+def _bits(precision: str) -> int:
+    """Of the numbers that most matmuls read, from a row's own words.
+
+    >>> _bits("amp_bf16"), _bits("fp32"), _bits("bf16 + float8 tensorwise linears")
+    (16, 32, 8)
+    """
+    if "fp8" in precision or "float8" in precision:
+        return 8
+    return 16 if "16" in precision else 32
 
 
 def _tokens(row: Row) -> int | None:
