@@ -30,6 +30,7 @@ from preflop.plan.prices import OVER, Answer, Grid, Numerators, Price, grid, who
 from preflop.tape.events import Call, Phase, Signature, Tape
 from preflop.tape.sizes import BASIS, Coefficients, NotPolynomial, ParametricTape, basis, concrete
 from preflop.timing.row_times import RowRates, Seconds, row_rates, row_seconds
+from preflop.timing.tiles import result_sizes
 from preflop.transforms.accumulation import accumulate
 from preflop.transforms.depth import deepen
 
@@ -134,7 +135,8 @@ class _Compiled:
         no_peak: tuple[str, ...] = ()
         if device is not None:
             rates = self._rates_on(device)
-            seconds, no_peak = row_seconds(rates, *rows), rates.no_peak
+            seconds = row_seconds(rates, *rows, self._work.results(values))
+            no_peak = rates.no_peak
         return Outcome(
             peak_bytes=peak_bytes, peak_phase=peak_phase, flops_model=totals["model"],
             flops_hardware=totals["hardware"], flops_total=totals["flops"], read_bytes=totals["read"],
@@ -477,6 +479,9 @@ class _Steps:
             row.kind.value if index in asked or any(any(part) for part in row.sums["flops"]) else ""
             for index, row in enumerate(self._order)
         ]
+        self._results = [
+            result_sizes(row.key[-1]) if row.kind is Kind.MATMUL else None for row in self._order
+        ]
         self.dtypes = [row.key[-2] for row in self._order]
         self.ops = [row.key[0] for row in self._order]
         self._pairs = list(_may_be_one(self._order, self._sizes))
@@ -509,6 +514,16 @@ class _Steps:
                     rows[own][item.row] += float(answer * count)
         self._join(rows, calls, values)
         return totals, (np.minimum(rows["flops"], rows["attended"]), rows["read"] + rows["write"], calls)
+
+    def results(self, values: Sequence[int]) -> np.ndarray:
+        """Products, rows and columns of what each row's matmul writes; zeros for other rows."""
+        import numpy as np
+
+        found = np.zeros((len(self._order), 3))
+        for index, symbols in enumerate(self._results):
+            if symbols is not None:
+                found[index] = [1, *(values[symbol] for symbol in symbols)][-3:]
+        return found
 
     def polynomial_rows(self, extra: int) -> list[PolynomialRow]:
         """The rows, with so many microbatches beyond those recorded."""

@@ -85,7 +85,8 @@ def collective_s(device: Device, what: Collective, message_bytes: float, ranks: 
     inside_s = sent * (on_node - 1) / on_node / (curve.at(message_bytes) * _GB)
     if ranks.link_bytes_per_s is None or ranks.nodes == 1:
         return inside_s
-    node_bytes_per_s = GPUS_PER_NODE * ranks.link_bytes_per_s * _table()["between_nodes"]["share"]
+    share = float(_table()["between_nodes"]["share"])
+    node_bytes_per_s = GPUS_PER_NODE * ranks.link_bytes_per_s * share
     return max(inside_s, sent * (ranks.nodes - 1) / ranks.nodes / node_bytes_per_s)
 
 

@@ -19,6 +19,8 @@ from preflop.timing.kernels import (
     size_of,
 )
 from preflop.timing.surface import Surface
+from preflop.timing.this import is_this
+from preflop.timing.tiles import Result, tile_share, tile_shares
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +40,8 @@ class KernelRate:
     relative: float = 1.0
     """What `moving` is multiplied by: of softmax and norms measured on other devices."""
     cautions: tuple[str, ...] = ()
+    units: int = 0
+    """Multiprocessors, where matmuls are cut into tiles and waves (`tiles.py`): where no curve was measured."""
 
     @property
     def bases(self) -> Iterator[str]:
@@ -47,13 +51,18 @@ class KernelRate:
                 yield curve.basis
         yield from self.cautions
 
-    def compute_share(self, flops: float, moved: float) -> float:
-        """Share of the dense peak, for FLOPs counted as the model needs them."""
+    def compute_share(self, flops: float, moved: float, result: Result | None = None) -> float:
+        """Share of the dense peak, for FLOPs counted as the model needs them.
+
+        Args:
+            result: what a matmul writes; None: nothing is known of its tiles.
+        """
         if self.compute is None:
             return 1.0
         if isinstance(self.compute, Surface):
             return self.compute.at(flops, moved)
-        return self.compute.at(size_of(self.kind, flops, moved)) / self._products
+        tiles = tile_share(result, self.units) if self.units and result else 1.0
+        return self.compute.at(size_of(self.kind, flops, moved)) * tiles / self._products
 
     def moving_share(self, moved: float) -> float:
         """Share of the bandwidth as sold; without bound where `compute` has the bytes' time in it."""
@@ -61,8 +70,10 @@ class KernelRate:
             return math.inf
         return self.moving.at(moved) * self.relative
 
-    def compute_shares(self, flops: np.ndarray, moved: np.ndarray) -> np.ndarray:
-        """`compute_share` of many calls."""
+    def compute_shares(
+        self, flops: np.ndarray, moved: np.ndarray, results: np.ndarray | None = None
+    ) -> np.ndarray:
+        """`compute_share` of many calls; `results` has one row for each, of zeros where there is no matmul."""
         import numpy as np
 
         if self.compute is None:
@@ -74,7 +85,8 @@ class KernelRate:
             sizes = per_byte * (2.0 if self.kind.attends else 1.0)
         else:
             sizes = flops
-        return self.compute.at_each(sizes) / self._products
+        tiles = tile_shares(results, self.units) if self.units and results is not None else 1.0
+        return self.compute.at_each(sizes) * tiles / self._products
 
     def moving_shares(self, moved: np.ndarray) -> np.ndarray:
         """`moving_share` of many calls."""
@@ -119,7 +131,19 @@ def kernel_rate(device: Device, kind: Family, dtype: str, op: str = "") -> Kerne
         if figure is None:
             return None
         curve, said = _constant(figure), (*said, *([figure.caution] if figure.caution else []))
+        units = _tiled_units(device, kind)
+        if units:
+            said = (*said, f"matmuls run in whole tiles, in waves of {units} (NVIDIA's guide to matmul performance)")
+        return KernelRate(kind, curve, moving, 1.0, said, units)
     return KernelRate(kind, curve, moving, 1.0, said)
+
+
+def _tiled_units(device: Device, kind: Family) -> int:
+    """Multiprocessors of an NVIDIA device that cut this family's products into tiles; 0 where that is not known."""
+    if device.vendor != "NVIDIA" or kind not in (Family.MATMUL, Family.BATCHED) or is_this(device):
+        return 0
+    figure = device.figures.get("unit_count")
+    return int(figure.value) if figure is not None else 0
 
 
 def _moving(device: Device, kind: Family, op: str) -> tuple[Curve | None, float, tuple[str, ...]]:

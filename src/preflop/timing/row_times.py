@@ -73,13 +73,16 @@ def row_rates(
     )
 
 
-def row_seconds(rates: RowRates, flops: np.ndarray, moved: np.ndarray, calls: np.ndarray) -> Seconds:
+def row_seconds(
+    rates: RowRates, flops: np.ndarray, moved: np.ndarray, calls: np.ndarray, results: np.ndarray | None = None
+) -> Seconds:
     """The step's time, as `step.step_time` gives it.
 
     Args:
         flops: per row, of all its calls; only attended pairs.
         moved: bytes read and written, per row.
         calls: number of calls, per row.
+        results: products, rows and columns of what a matmul writes, per row; zeros where it is none.
     """
     import numpy as np
 
@@ -93,7 +96,9 @@ def row_seconds(rates: RowRates, flops: np.ndarray, moved: np.ndarray, calls: np
     each_flops = np.divide(flops, calls, out=np.zeros_like(compute_s), where=calls > 0)
     each_moved = np.divide(moved, calls, out=np.zeros_like(compute_s), where=calls > 0)
     for rows, rate in rates.kernels:
-        compute_s[rows] /= rate.compute_shares(each_flops[rows], each_moved[rows])
+        compute_s[rows] /= rate.compute_shares(
+            each_flops[rows], each_moved[rows], None if results is None else results[rows]
+        )
         bytes_s[rows] /= rate.moving_shares(each_moved[rows])
     runs = moved > 0
     compute_s, bytes_s, calls = compute_s[runs], bytes_s[runs], calls[runs]

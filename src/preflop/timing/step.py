@@ -13,6 +13,7 @@ from preflop.timing.kernels import family
 from preflop.timing.rates import KernelRate, kernel_rate
 from preflop.timing.roofline import BANDWIDTH, COMPUTE, MATMUL_LIKE, RooflineRow, runs_cudnn
 from preflop.timing.this import is_serial
+from preflop.timing.tiles import result_of
 
 LAUNCH = "launch"
 NO_TIME = Time(None, None, None, None, None, None, None, None, None)
@@ -122,7 +123,8 @@ def _expected(
         if moved == 0:
             continue  # a view: no kernel runs
         calls = row.row.calls
-        compute_s = row.compute_s / rate.compute_share(row.flops / calls, moved / calls)
+        result = result_of(row.row.shapes) if rate.units else None
+        compute_s = row.compute_s / rate.compute_share(row.flops / calls, moved / calls, result)
         bytes_s = row.bandwidth_s / rate.moving_share(moved / calls)
         kernels += calls
         device_s += max(compute_s, bytes_s, floor * calls)
