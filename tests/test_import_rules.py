@@ -24,6 +24,7 @@ TORCH_MODULES = {
     "preflop.tapes.build",
     "preflop.published.litgpt",
     "preflop.published.megatron",
+    "preflop.published.selective",
     "preflop.published.staff",
 }
 # Outside of them torch may be imported by a function, when it is called, in these files only.

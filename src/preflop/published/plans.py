@@ -209,6 +209,10 @@ def _decoder(row: Row, precision: str, optimizer: str | None, *, fused_norms: bo
         built = build(facts)
         if fused_norms:
             _fuse_norms(built)
+        if recompute is SAVES_HALF:
+            from preflop.published.selective import save_every_second_matmul
+
+            save_every_second_matmul(built.blocks)
         return built
 
     def data() -> Any:
@@ -217,7 +221,8 @@ def _decoder(row: Row, precision: str, optimizer: str | None, *, fused_norms: bo
         return example_batch(facts, batch, sizes.sequence)
 
     subject = resolve(
-        model, data, optimizer=optimizer, precision=precision, recompute=recompute,
+        model, data, optimizer=optimizer, precision=precision,
+        recompute="none" if recompute is SAVES_HALF else recompute,
         device=device.id if device else _A100,
     )  # fmt: skip
     capability = device.compute_capability if device else None
@@ -240,6 +245,10 @@ def _fuse_norms(model: Any) -> None:
                 setattr(parent, name, nn.RMSNorm(child.weight.shape[0], eps=child.eps))
 
 
+SAVES_HALF = "saves every second matmul"
+"""torchtitan's selective recomputation, set in the model (`selective.py`)."""
+
+
 def _recompute(row: Row) -> Any:
     text = row.text("ckpt").casefold()
     if "every 2nd" in text:
@@ -249,9 +258,7 @@ def _recompute(row: Row) -> Any:
     if text.startswith("full"):
         return "block"
     if "selective" in text and "op" in text:
-        if row.source.startswith(("torchtitan", "torchao")):
-            raise CannotBuild("torchtitan saves every second matmul of a block: not built")
-        return "selective"
+        return SAVES_HALF if row.source.startswith(("torchtitan", "torchao")) else "selective"
     raise CannotBuild(f"recomputation {row.text('ckpt')!r} is not built")
 
 
