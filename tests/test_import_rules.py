@@ -80,7 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # not follow from a tape that is there.
     | {"timing", "record", "folding", "recomputation"},
     "fitting": COUNTS
-    | {"subject", "models", "plan", "tapes", "folding", "record", "accounting", "choosing", "transforms"}
+    | {"subject", "models", "plan", "tapes", "folding", "record", "accounting", "api", "transforms"}
     | {"hardware", "timing"},
     "tapes": FACTS | {"subject", "tape", "transforms", "models", "hardware", "record", "parametric"},
     "measure": COUNTS
@@ -104,6 +104,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "hardware",
         "timing",
         "plan",
+        "transforms",
     },
     # Published rows judge all rooms, so they may look into each.
     "published": COUNTS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -101,14 +102,26 @@ def account_real(model: Any, batch: Any = None, *, device: str = "cpu", **option
 
 def tape_of_subject(subject: Subject) -> Tape:
     """The subject's tape: shipped with the package where there is one, else recorded now."""
-    from preflop.tapes.choose import shipped
-
-    found = shipped(subject)
+    found = shipped_of(subject)
     if found is not None:
         return found
-    from preflop.folding import tape_of
+    from preflop.folding import tape_of_many
 
-    return tape_of(subject)
+    return tape_of_many(subject)
+
+
+def shipped_of(subject: Subject) -> Tape | None:
+    """The subject's tape where one ships, its microbatches repeated, which named models are tested to do
+    exactly; None where it must be recorded."""
+    from preflop.tape.stack import Refused
+    from preflop.tapes.choose import shipped
+    from preflop.transforms.accumulation import accumulate
+
+    one = shipped(dataclasses.replace(subject, microbatches=1))
+    try:
+        return None if one is None else accumulate(one, microbatches=subject.microbatches)
+    except Refused:
+        return None
 
 
 def record(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Tape:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from preflop.accounting import CPU, Account, account_tape, find_device
-from preflop.api import tape_of_subject
+from preflop.api import shipped_of, tape_of_subject
 from preflop.errors import BadSubject, PreflopError
 from preflop.hardware.device import Device
 from preflop.ledgers.flops import flops_totals
@@ -30,9 +30,8 @@ from preflop.tape.events import Tape
 from preflop.tape.lives import plain
 from preflop.tape.sizes import Domain, NotPolynomial, ParametricTape
 from preflop.tape.stack import Refused
-from preflop.tapes.choose import shipped, shipped_at_any_size
+from preflop.tapes.choose import shipped_at_any_size
 from preflop.timing.this import recorded_as
-from preflop.transforms.accumulation import accumulate
 from preflop.transforms.chunked_loss import head_of, with_chunked_loss
 from preflop.transforms.recompute import recompute_at_any_size
 
@@ -225,22 +224,6 @@ def _figures(tape: Tape) -> tuple[Any, ...]:
         found.peak_bytes, found.first_step_peak_bytes, found.at_peak, found.columns,
         flops_totals(tape), traffic_ledger(tape).total(),
     )  # fmt: skip
-
-
-def tape_of(subject: Subject) -> Tape:
-    """As `api.account` gets it; microbatches of a shipped tape are repeated instead of recorded."""
-    return shipped_of(subject) or tape_of_subject(subject)
-
-
-def shipped_of(subject: Subject) -> Tape | None:
-    """The subject's tape where one ships, its microbatches repeated; None where it must be recorded."""
-    if subject.microbatches == 1:
-        return shipped(subject)
-    one = shipped(dataclasses.replace(subject, microbatches=1))
-    try:
-        return None if one is None else accumulate(one, microbatches=subject.microbatches)
-    except Refused:
-        return None
 
 
 def in_chunks(tape: Tape, subject: Subject, chunks: int) -> Tape:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from preflop.accounting import memory_of
-from preflop.choosing import tape_of
+from preflop.api import tape_of_subject
 from preflop.errors import BadSubject
 from preflop.hardware.device import Device
 from preflop.models.catalog import ModelFacts, find, known
@@ -175,7 +175,7 @@ class _Search:
 
     def _need(self, size: int, subject: Subject, words: str, *, said: str = "") -> Need:
         self.progress(f"pricing {words} of {self.model}" if not said else f"pricing {words}")
-        return self._priced(size, tape_of(subject), said)
+        return self._priced(size, tape_of_subject(subject), said)
 
     def _priced(self, size: int, tape: Tape, said: str = "") -> Need:
         return need_of(size, memory_of(tape, self.device), tape.parameters, words=said)

@@ -12,7 +12,9 @@ from preflop.errors import PreflopError
 from preflop.record.subject_tape import CutTape, record_cut, record_subject
 from preflop.subject import Subject
 from preflop.tape.events import Tape
+from preflop.tape.replay import story
 from preflop.tape.stack import Refused
+from preflop.transforms.accumulation import accumulate, check_size
 from preflop.transforms.depth import deepen
 from preflop.transforms.recompute import recompute_stacks
 
@@ -42,6 +44,36 @@ def tape_of(subject: Subject) -> Tape:
     tape = record_subject(subject)
     tape.assumptions.append(f"recorded in full, not folded: {refused}")
     return tape
+
+
+PROVED = 2
+"""Microbatches of the recording that a repetition is held to."""
+FEW = 3
+"""So many microbatches are recorded as they are: to prove a repetition, three are recorded anyway."""
+
+
+def tape_of_many(subject: Subject) -> Tape:
+    """As `tape_of`; where there are many microbatches, one is repeated, if that is proved to be the same.
+
+    The proof: the step of one microbatch, repeated once, is event by event the recorded step of two, and
+    assumes the same. Where it is not (a model that does something else the second time), all are recorded.
+
+    Raises:
+        PreflopError: the subject cannot be built or run.
+        BadNumber: more microbatches than a tape can hold.
+    """
+    if subject.microbatches <= FEW:
+        return tape_of(subject)
+    one = tape_of(dataclasses.replace(subject, microbatches=1))
+    check_size(one, subject.microbatches)
+    two = tape_of(dataclasses.replace(subject, microbatches=PROVED))
+    try:
+        repeated = accumulate(one, microbatches=PROVED)
+        if one.assumptions == two.assumptions and story(repeated) == story(two):
+            return accumulate(one, microbatches=subject.microbatches)
+    except Refused:
+        return tape_of(subject)
+    return tape_of(subject)
 
 
 def unfold(cut: CutTape) -> Tape:

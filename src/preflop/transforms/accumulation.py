@@ -12,10 +12,14 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from preflop.collection import collection_put_off
 from preflop.errors import BadNumber
 from preflop.tape.events import Call, Mark, Phase, Ref, Role, Signature, Storage, Tape
 from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of
 from preflop.tape.stack import Refused
+
+MOST_CALLS = 10_000_000
+"""Calls of one tape, about 3 GB in memory."""
 
 # How AccumulateGrad stores the first gradient: takes it over, or copies it where its strides differ.
 STORES = ("aten.detach", "aten.clone", "aten.new_empty_strided")
@@ -34,7 +38,26 @@ def accumulate(tape: Tape, *, microbatches: int) -> Tape:
         raise Refused("only a tape of one microbatch can be accumulated")
     if microbatches > 1 and (tape.subject.optimizer or "").endswith("-in-backward"):
         raise Refused("an optimizer in backward updates before the gradients of all microbatches are there")
-    return tape if microbatches == 1 else _Accumulator(tape, microbatches).run()
+    if microbatches == 1:
+        return tape
+    check_size(tape, microbatches)
+    with collection_put_off():
+        return _Accumulator(tape, microbatches).run()
+
+
+def check_size(tape: Tape, microbatches: int) -> None:
+    """Refuse what no machine has the memory to write down: a tape holds each call of each microbatch.
+
+    Raises:
+        BadNumber: it says how many microbatches can be priced.
+    """
+    most = max(MOST_CALLS // max(len(tape.calls), 1), 1)
+    if microbatches > most:
+        raise BadNumber(
+            f"microbatches is {microbatches:,}, and a step of this model can be priced with {most:,} at most.\n"
+            "  From the second on each adds the same FLOPs, bytes and time and leaves the peak as it is: "
+            "price fewer and multiply."
+        )
 
 
 @dataclass
@@ -44,8 +67,8 @@ class _Accumulator:
     tick: int = 0
     calls: list[Call] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    ids: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(recorded storage, microbatch) -> new storage, for what is born in a microbatch."""
+    ids: dict[int, int] = field(default_factory=dict)
+    """Of the microbatch being played, after the first: recorded storage -> new one, for what is born in it."""
     gradients: dict[int, int] = field(default_factory=dict)
     """Of the microbatch being played: call that stores a parameter's gradient -> its storage."""
 
@@ -66,10 +89,12 @@ class _Accumulator:
             self.gradients = self._gradients(inside)
             once = self._made_once(inside)
             for microbatch in range(self.count):
+                self.ids = {}
                 for event in inside:
                     if not (microbatch and self._belongs(event, once)):
                         self._play(*event, microbatch)
             position = end
+            self.ids = {}
         self.gradients = {}
         for event in events[position:]:
             self._play(*event, 0)
@@ -148,7 +173,7 @@ class _Accumulator:
             storage.born = self.tick
             self.born.append(storage)
         else:
-            self.storages[self._id(index, microbatch)].died = self.tick
+            self.storages[self.ids.get(index, index)].died = self.tick
 
     def _play_mark(self, index: int, microbatch: int) -> None:
         mark = self.tape.marks[index]
@@ -162,33 +187,30 @@ class _Accumulator:
         storage = _unborn(self.tape.storages[index])
         if storage.role is Role.GRADIENT:
             storage.role, storage.name = Role.TEMPORARY, ""
-        self.ids[index, microbatch] = len(self.storages)
+        self.ids[index] = len(self.storages)
         self.storages.append(storage)
-        return self.ids[index, microbatch]
-
-    def _id(self, index: int, microbatch: int) -> int:
-        return self.ids.get((index, microbatch), index)
+        return self.ids[index]
 
     def _play_call(self, index: int, microbatch: int) -> None:
         call = self.tape.calls[index]
         number = self.count - 1 if call.phase is Phase.OPTIMIZER else microbatch
         signature = self._divided(call)
-        storages = tuple(self._id(storage, microbatch) for storage in call.storages)
+        new = self.ids.get
+        storages = tuple([new(storage, storage) for storage in call.storages]) if microbatch else call.storages
         if microbatch and index in self.gradients:
-            signature, storages = self._added(index, microbatch)
+            signature, storages = self._added(index)
+        # Not dataclasses.replace, which takes six times as long: there may be a million of them.
         self.calls.append(
-            dataclasses.replace(
-                call, signature=signature, storages=storages, tick=self.tick, microbatch=number
-            )
+            Call(signature, storages, self.tick, call.phase, call.step, number, call.module, call.source)
         )
         for storage in self.born:
             storage.call = len(self.calls) - 1
         self.born.clear()
         if microbatch and index in self.gradients:
-            new = self._id(self.gradients[index], microbatch)
-            if self.storages[new].died is None:
+            gradient = self.ids.get(self.gradients[index], self.gradients[index])
+            if self.storages[gradient].died is None:
                 self.tick += 1
-                self.storages[new].died = self.tick
+                self.storages[gradient].died = self.tick
 
     def _divided(self, call: Call) -> int:
         """The loss is divided by the number of microbatches."""
@@ -202,7 +224,7 @@ class _Accumulator:
             )
         return self.divided[call.signature]
 
-    def _added(self, index: int, microbatch: int) -> tuple[int, tuple[int, ...]]:
+    def _added(self, index: int) -> tuple[int, tuple[int, ...]]:
         """`grad += new`, in place."""
         call = self.tape.calls[index]
         old = self.tape.signatures[call.signature]
@@ -216,8 +238,10 @@ class _Accumulator:
                 )
             )
         kept = self.gradients[index]
-        return self.added[key], (kept, self._id(call.storages[0], microbatch), kept)
+        return self.added[key], (kept, self.ids.get(call.storages[0], call.storages[0]), kept)
 
 
-def _unborn(storage: Storage) -> Storage:
-    return dataclasses.replace(storage, born=min(storage.born, 0), died=None, call=-1)
+def _unborn(it: Storage) -> Storage:
+    return Storage(
+        it.bytes, it.dtype, it.shape, min(it.born, 0), None, it.role, it.name, -1, it.device
+    )
