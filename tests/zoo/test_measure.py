@@ -186,3 +186,68 @@ def test_command_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit status 2 and one message for a model that does not exist."""
     assert run(["verify", "no-such-model", "--batch", "1"]) == 2
     assert "no model named 'no-such-model'" in capsys.readouterr().err
+
+
+class Forces(nn.Module):
+    """Energies and their gradient with respect to the input, as interatomic potentials train on both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_(requires_grad=True)
+        energy = self.down(torch.tanh(self.up(x))).sum()
+        (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return (force**2).mean()
+
+
+def test_a_gradient_inside_of_forward_verifies() -> None:
+    """autograd.grad in forward: memory and FLOPs as measured; torch's module tracker would refuse to count."""
+    found = preflop.verify(Forces(), torch.randn(64, 8))
+    assert found.verifies
+    assert found.flops.counted == found.flops.predicted > 0
+
+
+def scripted() -> nn.Module:
+    """A whole model in TorchScript."""
+    return torch.jit.script(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)))
+
+
+@pytest.mark.parametrize("given", ["module", "factory"])
+def test_a_scripted_module_is_measured(given: str) -> None:
+    """Its copy has parameters that an optimizer takes; FLOPs agree, and what its executor holds is assumed."""
+    found = preflop.verify(scripted() if given == "module" else scripted, torch.randn(256, 64))
+    assert found.flops.counted == found.flops.predicted > 0
+    assert found.steady.measured_bytes > 0
+    assert any("TorchScript" in said for said in found.assumptions)
+
+
+def test_a_copy_of_a_scripted_module_trains() -> None:
+    """Leaves, frozen where the original is; the original is as it was."""
+    from preflop.record.prepare import copied
+
+    mine = scripted()
+    next(iter(mine.parameters())).requires_grad_(requires_grad=False)
+    made = copied(mine)
+    assert all(parameter.is_leaf for parameter in made.parameters())
+    assert [p.requires_grad for p in made.parameters()] == [p.requires_grad for p in mine.parameters()]
+    assert [p.requires_grad for p in mine.parameters()] == [False, True, True, True]
+
+
+def test_a_step_that_does_not_run_under_the_counter_is_verified_by_its_memory(monkeypatch) -> None:
+    """No FLOPs are compared then, the reason is shown, and memory decides."""
+    from preflop.errors import BadSubject
+    from preflop.measure import verify
+    from preflop.report.verify_table import flops_sentence
+
+    def refuse(subject):
+        raise BadSubject("running the step raised RuntimeError: not under a mode\n  at m.py:3")
+
+    monkeypatch.setattr(verify, "counted_flops", refuse)
+    found = preflop.verify(nn.Linear(64, 64), torch.randn(64, 64))
+    assert found.verifies
+    assert found.flops.agrees is None
+    assert found.flops.oracle_wrong[0].startswith("the step under it: running the step raised RuntimeError")
+    assert "are not compared" in flops_sentence(found)
+    assert found.to_dict()["flops"]["counted"] is None

@@ -49,10 +49,23 @@ def fake_model(subject: Subject, recorder: Recorder) -> nn.Module:
     return model
 
 
+def copied(module: nn.Module) -> nn.Module:
+    """A copy of a module with parameters that an optimizer takes.
+
+    A scripted module's tensors are cloned in C++: with gradients on, as results of the originals; without, as
+    tensors that want none.
+    """
+    with torch.no_grad():
+        made = copy.deepcopy(module)
+    for mine, theirs in zip(made.parameters(), module.parameters()):
+        mine.requires_grad_(theirs.requires_grad)
+    return made
+
+
 def real_model(subject: Subject) -> nn.Module:
     """The subject's model on real tensors: built, or a deep copy of the user's."""
     try:
-        made = copy.deepcopy(subject.module) if subject.module is not None else _built(subject)
+        made = copied(subject.module) if subject.module is not None else _built(subject)
     except PreflopError:
         raise
     except FAILURES as error:

@@ -121,6 +121,11 @@ def _record(
             raise
         except FAILURES as error:
             raise users_error("making the optimizer", error) from error
+        if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+            recorder.assumed(
+                "TorchScript's executor may hold tensors of a scripted module for longer than its calls need them: "
+                "their memory is priced by the calls"
+            )
         parameters = _enter_model(recorder, model)
         if isinstance(optimizer, InBackward):
             optimizer.gradient_is_there = partial(_name_gradient, recorder, _names(model))

@@ -72,6 +72,9 @@ def memory_sentence(verification: Verification) -> str:
 def flops_sentence(verification: Verification) -> str:
     """The answer about FLOPs."""
     flops = verification.flops
+    if flops.counted is None:
+        priced = f"{flops.predicted:,} predicted for matmul, attention and convolution"
+        return f"FLOPs are not compared: torch's counter does not run on this step. {priced}."
     both = (
         f"{si_text(flops.predicted, 'FLOP')} predicted, {si_text(flops.counted, 'FLOP')} by FlopCounterMode"
     )
