@@ -270,3 +270,38 @@ def test_too_many_bad_steps_stop_the_run(
         rows = list(csv.DictReader(stream))
     assert len(rows) < 60
     assert math.isfinite(float(rows[0]["loss"]))
+
+
+def test_showing_a_run_draws_nothing() -> None:
+    """The display leaves Python's random state as it is, in a pipe and on a terminal: it belongs to the run."""
+    import os
+    import subprocess
+    import sys
+
+    program = """
+import os, random, sys
+from preflop.measure.utilization import Meter
+from preflop.trainer.compare import Predicted
+from preflop.trainer.display import Lines, Moment
+from preflop.trainer.metrics import Row
+values = dict.fromkeys(Row.__dataclass_fields__, 1)
+row = Row(**{**values, "samples": ""})
+lines = Lines(every=1)
+before = random.getstate()
+for _ in range(2):
+    lines.step(Moment(row, 2, Predicted(*[None] * len(Predicted.__dataclass_fields__))))
+    lines.say("a sentence " * 20)
+lines.close((), "done")
+print("KEPT" if random.getstate() == before else "DRAWN")
+print("RICH" if "rich.console" in sys.modules else "PLAIN")
+"""
+    piped = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert "KEPT" in piped and "PLAIN" in piped
+    ours, theirs = os.openpty()
+    done = subprocess.Popen([sys.executable, "-c", program], stdout=theirs)
+    os.close(theirs)
+    shown = b""
+    while b"RICH" not in shown and b"PLAIN" not in shown:
+        shown += os.read(ours, 4096)
+    done.wait(timeout=60)
+    assert b"KEPT" in shown and b"RICH" in shown

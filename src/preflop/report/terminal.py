@@ -46,9 +46,21 @@ def print_parts(console: Console, parts: Iterable[RenderableType]) -> None:
 
 def print_lines(words: str, *, file: TextIO | None = None) -> None:
     """Print lines of text, each wrapped at the console's width, its further lines indented below it."""
-    console = make_console(file)
-    console.file.write(wrapped(words, console.width) + "\n")
-    console.file.flush()
+    stream = file or sys.stdout
+    stream.write(wrapped(words, _width(stream)) + "\n")
+    stream.flush()
+
+
+def _width(stream: TextIO) -> int:
+    """Columns, as `make_console` has them. Without rich, which draws from Python's random state when it is
+    loaded: a trainer that prints must leave that as it is."""
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdecimal() and int(asked):
+        return int(asked)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else PIPE_WIDTH
+    except (OSError, ValueError):  # a terminal that does not say, a stream without a number
+        return PIPE_WIDTH
 
 
 def wrapped(words: str, width: int) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -90,14 +93,16 @@ class Lines:
     def say(self, text: str) -> None:
         """A line of its own, above the live one."""
         if self._live is not None:
-            self._live.console.print(text, markup=False, highlight=False)
+            with _random_kept():
+                self._live.console.print(text, markup=False, highlight=False)
         else:
             print_lines(text, file=self._stream)
 
     def step(self, moment: Moment) -> None:
         """The live line; in a pipe, every so many steps."""
         if self._stream.isatty():
-            self._write_over(step_text(moment))
+            with _random_kept():
+                self._write_over(step_text(moment))
         elif (
             moment.row.step % self._every == 0 or moment.row.step in (1, moment.steps) or not moment.row.taken
         ):
@@ -122,8 +127,19 @@ class Lines:
     def stop(self) -> None:
         """End the live line; the terminal's cursor comes back."""
         if self._live is not None:
-            self._live.stop()
+            with _random_kept():
+                self._live.stop()
             self._live = None
+
+
+@contextmanager
+def _random_kept() -> Iterator[None]:
+    """Python's random state afterwards as before: rich draws from it, and it belongs to the run."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def step_text(moment: Moment) -> str:
