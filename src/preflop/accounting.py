@@ -19,6 +19,7 @@ from preflop.hardware.catalog import find
 from preflop.hardware.device import Device, MissingFigure
 from preflop.ledgers.copies import copies_ledger, copy_rows
 from preflop.ledgers.flops import FlopsTotals, flops_ledger, flops_totals
+from preflop.ledgers.host import host_memory
 from preflop.ledgers.ledger import Ledger
 from preflop.ledgers.memory import memory, memory_ledger
 from preflop.ledgers.operators import operator_rows
@@ -28,6 +29,8 @@ from preflop.ops.workspace_cuda import convolution_bounds
 from preflop.plan.evidence import evidence
 from preflop.plan.verdict import verdict
 from preflop.precision import find_precision
+from preflop.tape.events import HOST
+from preflop.timing.link import beside_link
 from preflop.timing.roofline import on_roofline
 from preflop.timing.step import NO_TIME, StepTime, step_time
 from preflop.timing.this import device_with_figures, recorded_as
@@ -178,6 +181,7 @@ def _timed(
     """The operators with their times, longest first, and the step's time."""
     placed = [on_roofline(row, device, _tf32(tape)) for row in rows]
     timed = step_time(placed, device, model_flops=flops.model, tokens=step_tokens(tape))
+    timed = beside_link(timed, host_memory(tape).link_bytes, device)
     ordered = sorted(
         (place.row for place in placed), key=lambda row: (-(row.time_s or 0.0), -row.flops, row.op)
     )
@@ -230,7 +234,7 @@ def _assumptions(tape: Tape, totals: FlopsTotals, device: Device | None) -> list
     if totals.estimates:
         names = ", ".join(op.removeprefix("aten.") for op in totals.estimates)
         said.append(f"FLOPs of {names} are published estimates, not exact counts")
-    places = {storage.device for storage in tape.storages}
+    places = {storage.device for storage in tape.storages} - {HOST}
     if len(places) > 1:
         said.append(f"memory of {', '.join(sorted(places))} is counted together")
     if device is not None and device.context_bytes is None:

@@ -33,6 +33,7 @@ from preflop.tape.stack import Refused
 from preflop.tapes.choose import shipped_at_any_size
 from preflop.timing.this import recorded_as
 from preflop.transforms.chunked_loss import head_of, with_chunked_loss
+from preflop.transforms.offload import offload
 from preflop.transforms.recompute import recompute_at_any_size
 
 if TYPE_CHECKING:
@@ -157,6 +158,8 @@ class Accounts:
             if choice.loss_chunks > 1:
                 whole = self._tape(choice.but(loss_chunks=1))
                 self._known[key] = in_chunks(whole, subject, choice.loss_chunks)
+            elif choice.offload:
+                self._known[key] = offloaded(subject, self._annotated_of(choice.but(offload=False)))
             else:
                 found = shipped_of(subject) or self._recomputed(choice)
                 self._known[key] = found or tape_of_subject(subject)
@@ -169,15 +172,18 @@ class Accounts:
 
         if choice.recompute == NONE:
             return None
-        plainer = choice.but(recompute=NONE)
-        key = self._key(plainer)
-        if key not in self._annotated:
-            self._annotated[key] = self._annotate(plainer)
-        annotated = self._annotated[key]
+        annotated = self._annotated_of(choice.but(recompute=NONE))
         try:
             return None if annotated is None else recomputed(annotated, choice.recompute)
         except Refused:
             return None
+
+    def _annotated_of(self, choice: Choice) -> CutTape | None:
+        """As `_annotate`, which is asked once."""
+        key = self._key(choice)
+        if key not in self._annotated:
+            self._annotated[key] = self._annotate(choice)
+        return self._annotated[key]
 
     def _annotate(self, choice: Choice) -> CutTape | None:
         """The annotated tape of a choice, if following its saved tensors did not move the step."""
@@ -239,6 +245,28 @@ def in_chunks(tape: Tape, subject: Subject, chunks: int) -> Tape:
     from preflop.record.loss_tape import record_loss
 
     return with_chunked_loss(tape, record_loss(subject, head, chunks=chunks))
+
+
+def offloaded(subject: Subject, annotated: CutTape | None) -> Tape:
+    """The subject's tape with what its blocks keep for backward in the host's memory.
+
+    Args:
+        annotated: its annotated tape; None where what holds its tensors cannot be followed.
+
+    Raises:
+        BadSubject: it recomputes, has no blocks, or cannot be followed; the reason says why.
+    """
+    from preflop.folding import unfold
+
+    words = f"activations of {subject.name} cannot be offloaded"
+    if subject.recompute != NONE:
+        raise BadSubject(f"{words}: what its blocks keep is recomputed.\n  Take recompute='none' with offload.")
+    if annotated is None:
+        raise BadSubject(f"{words}: what holds its tensors cannot be followed.")
+    try:
+        return offload(unfold(annotated))
+    except Refused as reason:
+        raise BadSubject(f"{words}: {reason}.") from reason
 
 
 def what_if(

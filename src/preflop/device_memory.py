@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from preflop.hardware.allocator import CachingAllocator, cublas_workspace_bytes
 from preflop.hardware.allocator_settings import AllocatorSettings
 from preflop.ledgers.memory import workspace_bytes
-from preflop.tape.events import Phase, Role, Storage, Tape
+from preflop.tape.events import HOST, Phase, Role, Storage, Tape
 
 # Operators that cuBLAS runs: the first one on each thread takes that thread's workspace.
 _CUBLAS = frozenset(
@@ -103,8 +103,10 @@ def _events(tape: Tape, cublas_bytes: int) -> list[tuple[int, int, int]]:
 
 
 def on_host(storage: Storage, tape: Tape) -> bool:
-    """Whether the storage is in the host's memory: step counters, which torch's optimizers keep on the CPU
-    unless they are fused or capturable (torch/optim/adamw.py, `_init_group`)."""
+    """Whether the storage is in the host's memory: what was offloaded, and step counters, which torch's
+    optimizers keep on the CPU unless they are fused or capturable (torch/optim/adamw.py, `_init_group`)."""
+    if storage.device == HOST:
+        return True
     fused = tape.subject is not None and "fused" in (tape.subject.optimizer or "")
     return storage.role is Role.OPTIMIZER_STATE and storage.name.endswith("step") and not fused
 

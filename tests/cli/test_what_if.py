@@ -17,7 +17,7 @@ def test_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*GIVEN.split(), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     knobs = {row["knob"] for row in found["rows"]}
-    assert knobs == {"batch", "recompute", "loss", "precision", "optimizer", "device"}
+    assert knobs == {"batch", "recompute", "loss", "offload", "precision", "optimizer", "device"}
     assert found["given"]["change"] == {"peak": 0.0, "flops": 0.0, "moved": 0.0, "time": 0.0}
     assert run(GIVEN.split()) == 0
     shown = capsys.readouterr().out

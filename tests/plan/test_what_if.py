@@ -32,7 +32,7 @@ def shipped() -> WhatIf:
 
     def account(choice: Choice) -> Account:
         plain = (choice.recompute, choice.optimizer, choice.loss_chunks) == ("none", "adamw", 1)
-        if not plain or choice.precision not in SHIPPED:
+        if not plain or choice.offload or choice.precision not in SHIPPED:
             raise BadSubject(f"not tried here: {choice.precision}.\n  More.")
         return accounts.account(choice)
 
@@ -83,6 +83,7 @@ def test_each_field_states_its_route() -> None:
     assert {f.name: f.metadata["route"].value for f in dataclasses.fields(Choice)} == {
         "batch": "resize", "seq": "resize", "microbatches": "resize", "recompute": "transform",
         "precision": "record", "optimizer": "record", "device": "record", "loss_chunks": "transform",
+        "offload": "transform",
     }  # fmt: skip
     other = GIVEN.but(device="h200-sxm-141gb")
     assert route_of(GIVEN, other, same_kernels=True) is Route.PRICE

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, overload
 
 from preflop.account import AtPeak, Column, Columns, Memory, TimelinePoint
 from preflop.ledgers.ledger import Ledger, Row
-from preflop.tape.events import Call, Mark, Role, Storage, Tape
+from preflop.tape.events import HOST, Call, Mark, Role, Storage, Tape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,7 +79,7 @@ def memory_ledger(tape: Tape) -> Ledger:
     peak = replay.peak(tape.steps - 1)
     sums: dict[tuple[str, str, str, str, str], list[int]] = {}
     for storage in tape.storages:
-        if _alive(storage, peak.tick) and storage.bytes:
+        if _alive(storage, peak.tick) and storage.bytes and storage.device != HOST:
             entry = sums.setdefault(_birthplace(tape, storage), [0, 0])
             entry[0] += storage.bytes
             entry[1] += 1
@@ -131,7 +131,8 @@ class _Replay:
         if not self.ordered:
             raise ValueError("the calls of a tape must stand in the order of their ticks")
         self.last_tick = _last_tick(tape, self.call_ticks)
-        self.alive = _alive_by_category(tape.storages, self.last_tick)
+        here = [storage for storage in tape.storages if storage.device != HOST]
+        self.alive = _alive_by_category(here, self.last_tick)
         self.total = self.alive.sum(axis=0)
         self.workspace = _workspace_by_call(tape)
 
@@ -288,7 +289,7 @@ def _columns(tape: Tape, replay: _Replay) -> Columns:
 
     def of(role: Role, mark: Mark | None) -> Column:
         tick = mark.tick if mark is not None else replay.fullest(role)
-        return _column([s for s in tape.storages if s.role is role and _alive(s, tick)])
+        return _column([s for s in tape.storages if s.role is role and _alive(s, tick) and s.device != HOST])
 
     # An optimizer in backward frees gradients one by one: then the most that are alive at once.
     in_backward = tape.subject is not None and (tape.subject.optimizer or "").endswith("-in-backward")
@@ -310,9 +311,8 @@ def _activations(tape: Tape, replay: _Replay, forward_end: Mark | None) -> Colum
         return _column(alive)
     tick = forward_end.tick
     since = max((m.tick for m in tape.marks if m.tick < tick), default=0)
-    return _column(
-        [s for s in tape.storages if s.role not in _KEPT and s.born > since and _alive(s, tick)]
-    )
+    made = [s for s in tape.storages if s.role not in _KEPT and s.born > since and s.device != HOST]
+    return _column([s for s in made if _alive(s, tick)])
 
 
 def _last_mark(tape: Tape, name: str, step: int) -> Mark | None:

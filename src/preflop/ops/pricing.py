@@ -19,6 +19,7 @@ from preflop.ops import (  # noqa: F401  (each registers its formulas)
     pointwise,
     recurrent,
     spectral,
+    transfer,
     view,
     workspace,
     workspace_cuda,

@@ -53,6 +53,10 @@ class Choice:
         default=1, metadata=_by(Route.TRANSFORM, "parts in which head and cross entropy are made")
     )
 
+    offload: bool = dataclasses.field(
+        default=False, metadata=_by(Route.TRANSFORM, "blocks keep their activations in the host's memory")
+    )
+
     def but(self, **changes: Any) -> Choice:
         """The same choice with some fields changed."""
         return dataclasses.replace(self, **changes)

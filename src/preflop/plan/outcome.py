@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from preflop.account import Account
+from preflop.ledgers.host import host_memory
 from preflop.precision import PRECISIONS
 from preflop.timing.roofline import MATMUL_LIKE, peak_dtype
 
@@ -38,6 +39,10 @@ class Outcome:
     no_peak: tuple[str, ...] = ()
     """Dtypes of matmuls for which the device has no dense peak: `lower_s` counts only their bytes then,
     which is a bound and no time to compare."""
+    host_bytes: int = 0
+    """Most that waits in the host's memory (offload)."""
+    link_bytes: int = 0
+    """What goes over the link to the host and back in a step."""
 
     @property
     def time_s(self) -> float | None:
@@ -67,6 +72,7 @@ def outcome_of(account: Account) -> Outcome:
     """The outcome of an accounted step, its allocator replayed where it has one."""
     subject, memory, time = account.tape.subject, account.memory, account.time
     microbatches = 1 if subject is None else subject.microbatches
+    host = host_memory(account.tape)
 
     def of_step(count: int | None) -> int | None:
         return None if count is None else count * microbatches
@@ -88,6 +94,8 @@ def outcome_of(account: Account) -> Outcome:
         fits=memory.fits,
         spare_bytes=memory.spare_bytes,
         no_peak=() if time.lower_s is None else _no_peak(account),
+        host_bytes=host.peak_bytes,
+        link_bytes=host.link_bytes,
     )
 
 

@@ -49,7 +49,7 @@ class Row:
     """One change and what the step then costs."""
 
     knob: str
-    """batch, recompute, loss, precision, optimizer or device; "" for the given run."""
+    """batch, recompute, loss, offload, precision, optimizer or device; "" for the given run."""
     words: str
     choice: Choice
     route: Route
@@ -178,6 +178,8 @@ def changes(
                 yield "recompute", f"recompute {mode}", given.but(recompute=mode), Keeps.MATHEMATICS
     if given.loss_chunks == 1:
         yield "loss", f"loss in {LOSS_CHUNKS} chunks", given.but(loss_chunks=LOSS_CHUNKS), Keeps.MATHEMATICS
+    if not given.offload:
+        yield "offload", "offload activations", given.but(offload=True), Keeps.MATHEMATICS
     for name in PRECISIONS:
         if name != given.precision:
             yield "precision", name, given.but(precision=name), _kept_by_precision(given.precision, name)

@@ -43,14 +43,25 @@ def what_if_parts(found: WhatIf) -> Iterable[RenderableType]:
     yield terminal.table(what_if_table(found))
     refused = [row for row in found.rows if row.refused]
     untimed = found.untimed()
-    if refused or untimed:
+    hosted = [(row.words, row.outcome) for row in found.rows if row.outcome and row.outcome.host_bytes]
+    if refused or untimed or hosted:
         yield ""
+    for words, outcome in hosted:
+        yield terminal.bullet(f"{words}: {host_words(outcome)}")
     for reason in untimed:
         yield terminal.bullet(reason, "yellow")
     for row in refused:
         yield terminal.bullet(f"{row.words}: {row.refused}", "yellow")
     yield ""
     yield terminal.text(found.advice, "bold")
+
+
+def host_words(outcome: Outcome) -> str:
+    """What an offloaded run needs of the host and of the link to it."""
+    return (
+        f"{tables.short_bytes(outcome.host_bytes)} of host memory, {tables.short_bytes(outcome.link_bytes)} over "
+        "the link each step; assumed to go beside the kernels"
+    )
 
 
 def what_if_table(found: WhatIf) -> Table:

@@ -16,6 +16,9 @@ from typing import Any
 
 from preflop.units import DTYPE_BYTES
 
+HOST = "host"
+"""Device of storages that wait in the host's memory while the rest is on a device."""
+
 
 class Phase(str, Enum):
     """Which part of the step a call belongs to."""
