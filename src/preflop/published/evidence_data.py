@@ -10,7 +10,8 @@ from preflop.hardware.catalog import find
 from preflop.published.predict import MEMORY, STEP_TIME, Prediction
 
 _GRADES = ("A", "A-", "")
-"""Grades that count; the latency table has none and gives every field."""
+"""Grades that count, beside rows whose doubts their source's code settles; the latency table has none and gives every
+field."""
 
 
 def evidence_text(predictions: Sequence[Prediction]) -> str:
@@ -18,7 +19,7 @@ def evidence_text(predictions: Sequence[Prediction]) -> str:
     rows = [
         _row(p)
         for p in predictions
-        if p.what in (MEMORY, STEP_TIME) and p.predicted is not None and p.grade in _GRADES
+        if p.what in (MEMORY, STEP_TIME) and p.predicted is not None and (p.grade in _GRADES or p.settled)
     ]
     command = "python -m preflop.published --rows DIR --write-evidence FILE"
     return f'{{\n "written_by": {json.dumps(command)},\n "rows": {_lines(rows)}\n}}\n'

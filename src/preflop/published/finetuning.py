@@ -20,7 +20,8 @@ def litgpt_plan(row: Row) -> Plan:
     """litgpt's own model and loop.
 
     The resource tables' peak is the first microbatch's, which has the data's longest sample; config_hub's loop holds
-    the logits of one microbatch into the next, taken as equally long (both of the length that the row gives).
+    the logits of one microbatch into the next, taken as equally long (both of the length that the row gives). So
+    the padding that its collectors doubt is settled, where the row prints the model's dimensions.
     """
     import torch
 
@@ -41,6 +42,7 @@ def litgpt_plan(row: Row) -> Plan:
     return Plan(
         key=("litgpt", shape, batch, hub, device.compute_capability if device else None), subject=subject, device=None,
         no_time="samples have other lengths than the longest, which alone is published",
+        settled=bool(row.whole("layers")),
     )  # fmt: skip
 
 

@@ -63,6 +63,8 @@ class Plan:
     """CUDA context that the source itself measured."""
     fused: bool = False
     """The step was compiled: element-wise chains are taken as one kernel each."""
+    settled: bool = False
+    """What made the row's collectors doubt it (its grade) is settled by the source's own code."""
     fp8: bool = False
     """The blocks' linears run in fp8 (`fp8.py`)."""
     assumed: tuple[str, ...] = ()

@@ -41,6 +41,8 @@ class Prediction:
     device: str = ""
     setting: str = ""
     assumed: tuple[str, ...] = ()
+    settled: bool = False
+    """See `Plan.settled`: the row counts as evidence whatever its grade."""
     device_id: str = ""
     """Of the catalog's device that was timed; "" where there is none."""
     several: bool = False
@@ -93,7 +95,9 @@ class Predictor:
                 yield _of(row, what, value, why_not=why)
             elif what == MEMORY:
                 predicted = memory_bytes(plan, tape)
-                yield _of(row, what, value, predicted, assumed=plan.assumed, device_id=_id(plan))
+                yield _of(
+                    row, what, value, predicted, assumed=plan.assumed, device_id=_id(plan), settled=plan.settled
+                )
             else:
                 lower, predicted_s = step_seconds(plan, tape)
                 least_s = arithmetic_seconds(plan, tape)
@@ -136,13 +140,14 @@ def _of(
     lower_s: float | None = None,
     assumed: tuple[str, ...] = (),
     device_id: str = "",
+    settled: bool = False,
 ) -> Prediction:
     if error is None and measured and predicted is not None:
         error = predicted / measured - 1
     return Prediction(
         row.id, row.source, what, measured, predicted, error, why_not, row.grade, lower_s,
         row.text("model") or row.text("model_name"), row.text("gpu") or row.text("device"), _setting(row), assumed,
-        device_id=device_id, several=(row.whole("gpus") or 1) > 1,
+        settled=settled, device_id=device_id, several=(row.whole("gpus") or 1) > 1,
         bits=_bits(row.text("precision").casefold()),
         parameters=None if row.number("params_b") is None else (row.number("params_b") or 0) * 1e9,
         tokens=_tokens(row),
