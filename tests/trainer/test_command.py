@@ -305,3 +305,42 @@ print("RICH" if "rich.console" in sys.modules else "PLAIN")
         shown += os.read(ours, 4096)
     done.wait(timeout=60)
     assert b"KEPT" in shown and b"RICH" in shown
+
+
+@pytest.mark.parametrize(
+    ("precision", "microbatches", "said"),
+    [("bf16", 2, True), ("bf16-master", 2, True), ("bf16-mixed", 2, False), ("bf16", 1, False)],
+)
+def test_sums_of_gradients_in_16_bits_are_warned_of(
+    words: list[str], precision: str, microbatches: int, said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Microbatches that add up in bf16 lose small gradients, and the run says so; in fp32 it does not (L23)."""
+    kept = [*words[:-1], "1", "--precision", precision, "--microbatches", str(microbatches)]
+    assert run(kept) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert ("Gradients are kept in bf16, and small ones are lost when microbatches add up" in out) == said
+
+
+def test_bf16_sums_stall_and_mixed_ones_do_not() -> None:
+    """512 gradients of 1: a bf16 weight's add up to 256, an fp32 weight's under bf16 autocast to 512 (L23)."""
+    ones = torch.ones(1, 1)
+    pure = torch.nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    mixed = torch.nn.Linear(1, 1, bias=False)
+    for _ in range(512):
+        pure(ones.bfloat16()).sum().backward()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = mixed(ones).sum()
+        value.backward()
+    assert pure.weight.grad is not None and mixed.weight.grad is not None
+    assert (pure.weight.grad.item(), mixed.weight.grad.item()) == (256.0, 512.0)
+
+
+def test_a_stale_calibration_does_not_stop_training(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A calibration of another version costs the predicted times, is named, and nothing more."""
+    (tmp_path / "this.toml").write_text('schema = "preflop.calibration/0"\n')
+    monkeypatch.setenv("PREFLOP_CALIBRATION", str(tmp_path / "this.toml"))
+    assert run(words) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "no time is predicted" in out and "is no calibration of this version" in out

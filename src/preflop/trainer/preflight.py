@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from preflop.accounting import Account, account_tape, find_device
-from preflop.errors import PreflopError, UnknownDevice
+from preflop.errors import BadFile, PreflopError, UnknownDevice
 from preflop.measure.verify import Verification, verify_subject
 from preflop.models.catalog import ModelFacts
 from preflop.precision import find_precision
@@ -80,9 +80,13 @@ def own_account(config: TrainConfig, facts: ModelFacts, ranks: int, device: torc
     Raises:
         PreflopError: the step cannot be recorded.
     """
+    stale = stale_calibration()
     priced = find_device(device_name(device))
     subject = own_subject(config, facts, ranks, "cpu" if priced is None else recorded_as(priced))
-    return account_tape(record_subject(subject), priced)
+    account = account_tape(record_subject(subject), priced)
+    if stale is None:
+        return account
+    return dataclasses.replace(account, assumptions=(*account.assumptions, stale))
 
 
 def verify_own_step(config: TrainConfig) -> Verification:
@@ -97,8 +101,9 @@ def verify_own_step(config: TrainConfig) -> Verification:
 
 def device_name(device: torch.device) -> str:
     """The name of the device that this run is on: this machine, where it was calibrated; a GPU that is
-    neither calibrated nor in the catalog is priced as a CPU."""
-    if calibration_path().is_file() and calibrated_type() == device.type:
+    neither calibrated nor in the catalog is priced as a CPU. So is a machine whose calibration is stale."""
+    calibrated = calibration_path().is_file() and stale_calibration() is None
+    if calibrated and calibrated_type() == device.type:
         return THIS
     if device.type != "cuda":
         return "cpu"
@@ -108,6 +113,18 @@ def device_name(device: torch.device) -> str:
     except UnknownDevice:
         return "cpu"
     return str(name)
+
+
+def stale_calibration() -> str | None:
+    """Why this machine's calibration cannot be used, which costs a run its predicted times and nothing else;
+    None where it can, or where there is none."""
+    if not calibration_path().is_file():
+        return None
+    try:
+        this_device()
+    except BadFile as error:
+        return f"no time is predicted: {str(error).splitlines()[0]} `preflop calibrate` makes it anew"
+    return None
 
 
 def calibrated_type() -> str:
