@@ -88,7 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"subject", "record", "models", "accounting", "formulas", "hardware", "timing"},
     "trainer": COUNTS
     | FACTS
-    | {"subject", "record", "models", "measure", "accounting", "hardware", "timing", "report"},
+    | {"subject", "record", "folding", "models", "measure", "accounting", "hardware", "timing", "report"},
     "integrations": COUNTS | FACTS | {"subject", "record", "models", "accounting", "measure", "trainer"},
     "api": COUNTS
     | FACTS

@@ -13,10 +13,10 @@ from torch import nn
 
 from preflop.accounting import Account, account_tape, find_device
 from preflop.errors import BadFile, PreflopError, UnknownDevice
+from preflop.folding import tape_of_many
 from preflop.measure.verify import Verification, verify_subject
 from preflop.models.catalog import ModelFacts
 from preflop.precision import find_precision
-from preflop.record.subject_tape import record_subject
 from preflop.subject import Subject, resolve
 from preflop.timing.this import THIS, calibration_path, recorded_as, this_device
 from preflop.trainer.config import TrainConfig
@@ -83,7 +83,7 @@ def own_account(config: TrainConfig, facts: ModelFacts, ranks: int, device: torc
     stale = stale_calibration()
     priced = find_device(device_name(device))
     subject = own_subject(config, facts, ranks, "cpu" if priced is None else recorded_as(priced))
-    account = account_tape(record_subject(subject), priced)
+    account = account_tape(tape_of_many(subject), priced)
     if stale is None:
         return account
     return dataclasses.replace(account, assumptions=(*account.assumptions, stale))
