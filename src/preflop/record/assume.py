@@ -6,6 +6,7 @@ routing and sampling are balanced, a condition on floats is false, a number read
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,25 @@ _CHOICES: dict[Any, int] = {
 def choice_output(func: Any) -> int | None:
     """The output of `func` that holds chosen indices, or None."""
     return _CHOICES.get(func)
+
+
+ASKS = {
+    aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default,
+    aten.eq.Tensor, aten.ne.Tensor, aten.eq.Scalar, aten.ne.Scalar,
+}
+"""Operators that may ask whether numbers are finite."""
+
+
+def taken_as_finite(func: Any, args: tuple[Any, ...]) -> bool | None:
+    """What a question after NaN or infinity answers for every element, where numbers are finite; None
+    where the call asks no such thing. `isfinite` arrives as `x == x` and `abs(x) != inf`."""
+    if func in (aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default):
+        return False
+    if func in (aten.eq.Tensor, aten.ne.Tensor) and args[0] is args[1]:
+        return func is aten.eq.Tensor
+    if func in (aten.eq.Scalar, aten.ne.Scalar) and isinstance(args[1], float) and math.isinf(args[1]):
+        return func is aten.ne.Scalar
+    return None
 
 
 def balanced_choice(func: Any, args: tuple[Any, ...], kwargs: Any, shape: torch.Size) -> torch.Tensor:

@@ -356,6 +356,8 @@ class Recorder(TorchDispatchMode):
         choice = assume.choice_output(func)
         if choice is not None:
             self._choose(func, args, kwargs, outputs, choice)
+        elif func in assume.ASKS:
+            self._take_as_finite(func, args, outputs)
         for index in plan.writes:
             self._mark_stale(func, tensors[index])
         if self.recording:
@@ -478,6 +480,15 @@ class Recorder(TorchDispatchMode):
                 f"{name} chooses by values that are not computed: taken as balanced "
                 "(every candidate equally often)."
             )
+
+    def _take_as_finite(self, func: Any, args: Any, outputs: list[Any]) -> None:
+        """Give the answer of a question after NaN or infinity its value, so that checks pass."""
+        truth = assume.taken_as_finite(func, args)
+        if truth is None or outputs[0].numel() > INTEGER_LIMIT_BYTES or type(outputs[0]) is not FakeTensor:
+            return
+        laid_out = torch.empty_strided(outputs[0].shape, outputs[0].stride(), dtype=torch.bool)
+        outputs[0] = laid_out.fill_(truth)
+        self.assumed("numbers that are not computed are taken as finite where a step asks.")
 
     def _mark_stale(self, func: Any, tensor: torch.Tensor) -> None:
         if type(tensor) is FakeTensor or func is aten._amp_foreach_non_finite_check_and_unscale_.default:
