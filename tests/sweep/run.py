@@ -109,10 +109,14 @@ def in_a_fork(work: Callable[[Callable[[Row], None]], None], row: Row, seconds: 
                 pipe.write(json.dumps(asdict(found)) + "\n")
                 pipe.flush()
 
+            status = 1
             try:
                 work(report)
+                status = 0
+            except Exception:
+                traceback.print_exc()
             finally:
-                os._exit(0)
+                os._exit(status)
     os.close(writing)
     lines, ended = _read_until(reading, time.monotonic() + seconds)
     if not ended:

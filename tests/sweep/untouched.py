@@ -49,6 +49,8 @@ def _plain(value: Any) -> Any:
 
 
 def _tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+    if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        return (id(tensor), type(tensor))
     return (
         id(tensor), tensor.data_ptr(), tensor._version, tuple(tensor.shape), tensor.stride(), tensor.dtype,
         tensor.requires_grad, tensor.grad is None, len(getattr(tensor, "_backward_hooks", None) or ()),

@@ -46,6 +46,7 @@ _COUNTED_AS_NOTHING = {
     "aten._grouped_mm": "grouped matmul",
     "aten._sparse_addmm": "sparse matmul",
     "aten._sparse_mm": "sparse matmul",
+    "aten._euclidean_dist": "distances by a matmul inside",
 }
 
 

@@ -53,6 +53,13 @@ def taken_as_finite(func: Any, args: tuple[Any, ...]) -> bool | None:
     return None
 
 
+ALLOCATES_INSIDE = {
+    "aten.linalg_matrix_exp": "as many matrices as its argument's norm asks for",
+}
+"""Operators whose kernels allocate by values. Source: aten/src/ATen/native/LinearAlgebra.cpp
+(`compute_T18_scale_square` and its like, chosen by the norm)."""
+
+
 def balanced_choice(func: Any, args: tuple[Any, ...], kwargs: Any, shape: torch.Size) -> torch.Tensor:
     """Indices that choose every candidate equally often: 0, 1, 2, ... modulo the number of candidates.
 

@@ -15,8 +15,26 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 
 _FLEX = "torch.nn.attention.flex_attention"
+
+
+def compiled_words(model: nn.Module) -> list[str]:
+    """What is assumed of code that does not run as its Python: compiled, or TorchScript's."""
+    words = []
+    modules = list(model.modules())
+    if any(type(m).__name__ == "OptimizedModule" or m._compiled_call_impl is not None for m in modules):
+        words.append(
+            "compiled parts are recorded as the eager Python that they were made from: fused kernels keep and "
+            "move less."
+        )
+    if any(isinstance(m, torch.jit.ScriptModule) for m in modules):
+        words.append(
+            "TorchScript specialises scripted parts while they run: a first step may keep more or less than "
+            "the recorded one."
+        )
+    return words
 
 
 class Eager:

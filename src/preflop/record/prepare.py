@@ -56,7 +56,7 @@ def copied(module: nn.Module) -> nn.Module:
     tensors that want none.
     """
     with torch.no_grad():
-        made = copy.deepcopy(module)
+        made = copy.deepcopy(module, _operators_of(module))
     for mine, theirs in zip(made.parameters(), module.parameters()):
         mine.requires_grad_(theirs.requires_grad)
     return made
@@ -203,11 +203,18 @@ def _real_twin(tensor: torch.Tensor) -> torch.Tensor:
     return nn.Parameter(twin, requires_grad=False) if isinstance(tensor, nn.Parameter) else twin
 
 
+def _operators_of(model: nn.Module) -> dict[int, Any]:
+    """Operators that modules hold as attributes, which cannot be copied and need not be: id -> itself."""
+    kinds = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch.library.CustomOpDef)
+    held = [value for module in model.modules() for value in vars(module).values()]
+    return {id(value): value for value in held if isinstance(value, kinds)}
+
+
 def copy_faked(
     model: nn.Module, kernels: FakeKernels, dtype: torch.dtype | None
 ) -> nn.Module:
     """A deep copy whose parameters and floating buffers are fake. The original is only read."""
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = _operators_of(model)
     for tensor in [*model.parameters(), *model.buffers()]:
         if id(tensor) not in memo:
             memo[id(tensor)] = (

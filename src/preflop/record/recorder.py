@@ -578,6 +578,9 @@ class Recorder(TorchDispatchMode):
         plain_args = tuple(_plain(arg, counter) for arg in args)
         plain_kwargs = tuple((name, _plain(value, counter)) for name, value in kwargs.items())
         namespace, name, overload = _split(func)
+        inside = assume.ALLOCATES_INSIDE.get(f"{namespace}.{name}")
+        if inside is not None:
+            self.assumed(f"{namespace}.{name} allocates inside, {inside}: not counted.")
         self.signatures.append(
             Signature(
                 op=f"{namespace}.{name}",

@@ -15,6 +15,7 @@ from torch import nn
 from preflop.errors import BadSubject, PreflopError
 from preflop.recomputation import alike
 from preflop.record import prepare
+from preflop.record.eager import compiled_words
 from preflop.record.fake import way_out
 from preflop.record.fold import LEAST_SAVED, Fold, cut
 from preflop.record.loop import default_loss, loss_assumption, train_step
@@ -115,6 +116,8 @@ def _record(
         if (empty := prepare.empty_assumption(batch)) is not None:
             recorder.assumed(empty)
         recorder.origins.name_modules(model)
+        for words in compiled_words(model):
+            recorder.assumed(words)
         try:
             optimizer = build_optimizer(subject, named_parameters(model))
         except PreflopError:
