@@ -85,3 +85,15 @@ def test_the_kernels_alone_do_not():
     with kernels.mode:
         found = aten.native_layer_norm_backward(gradient, x, [32], row, row, weight, weight, [True] * 3)
     assert found[0].stride() == (2048, 1, 64) or torch.__version__ >= "2.14"
+
+
+def test_one_pixel_images_leave_batch_norm_contiguous() -> None:
+    """(2, 8, 1, 1) lies both ways at once; the real kernel then gives the contiguous strides."""
+    x = torch.rand(2, 8, 1, 1).to(memory_format=torch.channels_last)
+    w = torch.ones(8)
+    real = aten.native_batch_norm(x, w, w, None, None, True, 0.1, 1e-5)[0]
+    kernels = FakeKernels()
+    args = [kernels.like(tensor) for tensor in (x, w, w)]
+    arguments = (*args, None, None, True, 0.1, 1e-5)
+    plan, _ = kernels.plan(aten.native_batch_norm.default, arguments, {}, args)
+    assert real.stride() == plan.outputs[0].stride != x.stride()

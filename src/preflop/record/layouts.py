@@ -29,6 +29,11 @@ def _as_first_format(inputs: list[torch.Tensor]) -> tuple[int, ...]:
     return _as_second([inputs[0], inputs[0]])
 
 
+def _contiguous_if_first_is(inputs: list[torch.Tensor]) -> tuple[int, ...]:
+    """Contiguous where the first operand is, also where one pixel an image makes it channels-last as well."""
+    return _contiguous(inputs) if inputs[0].is_contiguous() else _as_first_format(inputs)
+
+
 def _as_first(inputs: list[torch.Tensor]) -> tuple[int, ...]:
     """As TensorIterator does: the permutation of the first operand, without its gaps."""
     return torch.empty_like(inputs[0], device="meta").stride()
@@ -41,10 +46,10 @@ _FIRST_OUTPUT = {
     aten.native_group_norm_backward.default: _as_second,
     # native/Normalization.cpp, batch_norm_backward_cpu_template: input.suggest_memory_format()
     aten.native_batch_norm_backward.default: _as_second,
-    # native/Normalization.cpp, batch_norm_cpu: self.suggest_memory_format()
-    aten.native_batch_norm.default: _as_first_format,
-    aten._native_batch_norm_legit.default: _as_first_format,
-    aten._native_batch_norm_legit.no_stats: _as_first_format,
+    # native/Normalization.cpp, batch_norm_cpu: suggest_memory_format_contig(self) where all is contiguous
+    aten.native_batch_norm.default: _contiguous_if_first_is,
+    aten._native_batch_norm_legit.default: _contiguous_if_first_is,
+    aten._native_batch_norm_legit.no_stats: _contiguous_if_first_is,
     # native/SoftMax.cpp, structured log_softmax_backward: a contiguous result
     aten._log_softmax_backward_data.default: _contiguous,
     aten.hardswish_backward.default: _as_first,
