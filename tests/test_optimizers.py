@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import preflop
-from preflop.errors import BadSubject, UnknownOptimizer
-from preflop.models.optimizers import AdamW8bit
+from preflop.errors import BadSubject, PreflopError, UnknownOptimizer
+from preflop.models.optimizers import AdamW8bit, Lion
 from preflop.optimizers import OPTIMIZERS, OptimizerSpec, find_optimizer
 from preflop.tape.events import Role
+from preflop.trainer.config import make_config
+from preflop.trainer.optimizer import make_optimizer
 
 ROWS, COLUMNS = 6, 10
 LARGE = (64, 65)
@@ -160,6 +162,18 @@ def test_muon_takes_the_blocks_and_adamw_the_rest() -> None:
     )
 
 
+def test_what_is_assumed_is_said() -> None:
+    """On a GPU 8-bit AdamW is one kernel that holds nothing; on the CPU it is written out, and nothing is assumed."""
+    batch = torch.randn(2, 64)
+    layer = torch.nn.Linear(64, 64)
+    on_gpu = preflop.account(layer, batch, optimizer="adamw-8bit", device="h100-sxm")
+    assert any("one kernel per parameter" in text for text in on_gpu.assumptions)
+    assert any(row.op == "preflop.adamw_8bit_" and row.flops == 39 * 64 * 64 for row in on_gpu.operators)
+    assert on_gpu.flops.unknown == {}
+    on_cpu = preflop.account(layer, batch, optimizer="adamw-8bit")
+    assert not any("adamw-8bit" in text for text in on_cpu.assumptions)
+
+
 @pytest.mark.parametrize("name", ["lion", "adamw-8bit", "muon", "adamw-in-backward", "lion-in-backward"])
 def test_a_real_step_verifies(name: str) -> None:
     """The recorded step of gpt2-nano is the measured one, within the bytes that any of its steps is off."""
@@ -182,6 +196,20 @@ def test_what_does_not_go_together_is_refused(options: dict, said: str) -> None:
     """An update in backward with microbatches or a loss scale, 8-bit states that are to be fp32: say so."""
     with pytest.raises(BadSubject, match=said):
         preflop.account(torch.nn.Linear(4, 4), torch.randn(2, 4), **options)
+
+
+def test_the_trainer_runs_lion_and_names_what_it_does_not_run() -> None:
+    """`preflop train` steps Lion over its two groups; Muon, 8-bit states and updates in backward are refused."""
+    settings = {"data": "d", "out": "r", "steps": 1}
+    layer = torch.nn.Linear(8, 4)
+    optimizer = make_optimizer(layer.parameters(), make_config({**settings, "optimizer": "lion"}))
+    layer(torch.randn(2, 8)).sum().backward()
+    optimizer.step()
+    assert isinstance(optimizer, Lion)
+    assert [set(optimizer.state[p]) for p in layer.parameters()] == [{"exp_avg"}, {"exp_avg"}]
+    for name in ("muon", "adamw-8bit", "sgd-in-backward"):
+        with pytest.raises(PreflopError, match=f"does not run {name}"):
+            make_config({**settings, "optimizer": name})
 
 
 def test_any_name_goes_in_backward() -> None:

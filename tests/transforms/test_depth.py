@@ -23,6 +23,10 @@ FAST = [
     ("pythia-160m", {"optimizer": "adafactor"}),
 ]
 WHOLE = [
+    ("gpt2", {"optimizer": "adamw-8bit", "device": "h100-sxm", "precision": "bf16"}),
+    ("gpt2", {"optimizer": "adamw-8bit-in-backward"}),
+    ("llama-3.2-1b", {"optimizer": "muon"}),
+    ("bert-base", {"optimizer": "lion-in-backward", "precision": "bf16-master"}),
     ("gpt2", {"optimizer": "adamw-fused", "microbatches": 3}),
     ("gpt2", {"recompute": "selective"}),
     ("llama-3.2-1b", {"precision": "bf16-mixed"}),

@@ -49,6 +49,7 @@ def hold(name: str, other: str, options: dict) -> None:
     assert made.subject == recorded.subject
     assert memory(made).at_peak == memory(recorded).at_peak
     assert memory(made).columns == memory(recorded).columns
+    assert set(made.assumptions) >= set(recorded.assumptions)
 
 
 @pytest.mark.parametrize(("name", "other", "options"), CASES)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from preflop.record.optimizers import InBackward, Named, build_optimizer
+from preflop.record.optimizers import InBackward, Named, assumptions_of, build_optimizer
 from preflop.record.recorder import Recorder
 from preflop.record.subject_tape import STEPS, name_states
 from preflop.subject import Subject
@@ -34,6 +34,8 @@ def record_optimizer(
         optimizer = build_optimizer(
             subject, [Named(info.name, info.module_type, named[info.name]) for info in parameters]
         )
+        for text in assumptions_of(subject):
+            recorder.assumed(text)
         for name, parameter in named.items():
             recorder.table.was_there(parameter, Role.PARAMETER, name)
         if optimizer is not None:

@@ -66,6 +66,25 @@ def build_optimizer(subject: Subject, named: Sequence[Named]) -> torch.optim.Opt
     return _in_precision(subject, parameters, maker.all, maker.alone)
 
 
+def assumptions_of(subject: Subject) -> list[str]:
+    """What is assumed of a known optimizer, in words."""
+    spec = subject.optimizer
+    if not isinstance(spec, OptimizerSpec):
+        return []
+    said = []
+    if spec.quantised and subject.device != "cpu":
+        said.append(
+            f"{spec.name}: one kernel per parameter, as bitsandbytes has on CUDA, which allocates nothing; "
+            "written out, the update would hold several fp32 tensors of its size"
+        )
+    if spec.matrices_only:
+        said.append(
+            f"{spec.name}: matrices of the repeated blocks by torch.optim.Muon (without blocks all but the last); "
+            "embeddings, the head, norms, biases and what is no matrix by AdamW"
+        )
+    return said
+
+
 def _in_precision(
     subject: Subject,
     parameters: list[nn.Parameter],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from preflop.record.eager import compiled_words
 from preflop.record.fake import way_out
 from preflop.record.fold import LEAST_SAVED, Fold, cut
 from preflop.record.loop import default_loss, loss_assumption, train_step
-from preflop.record.optimizers import InBackward, build_optimizer, named_parameters
+from preflop.record.optimizers import InBackward, assumptions_of, build_optimizer, named_parameters
 from preflop.record.recompute import apply_recompute, repeated_blocks, without_cache
 from preflop.record.recorder import Recorder
 from preflop.record.target import target_rules
@@ -129,6 +130,8 @@ def _record(
                 "TorchScript's executor may hold tensors of a scripted module for longer than its calls need them: "
                 "their memory is priced by the calls"
             )
+        for text in assumptions_of(subject):
+            recorder.assumed(text)
         parameters = _enter_model(recorder, model)
         if isinstance(optimizer, InBackward):
             optimizer.gradient_is_there = partial(_name_gradient, recorder, _names(model))
@@ -233,12 +236,16 @@ def name_states(
     named: Iterable[tuple[str, torch.Tensor]],
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Optimizer states, named "parameter.state"."""
+    """Optimizer states, named "parameter.state"; one that several parameters share, "state"."""
     names = {parameter: name for name, parameter in named}
+    uses = Counter(id(value) for state in optimizer.state.values() for value in state.values())
 
     def walk(value: Any, name: str) -> None:
         if isinstance(value, torch.Tensor):
-            recorder.table.set_role(value, Role.OPTIMIZER_STATE, name)
+            shared = uses[id(value)] > 1
+            recorder.table.set_role(
+                value, Role.OPTIMIZER_STATE, name.rpartition(".")[2] if shared else name
+            )
         elif isinstance(value, dict):
             for key, item in value.items():
                 walk(item, f"{name}.{key}" if name else str(key))

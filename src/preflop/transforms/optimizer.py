@@ -88,6 +88,7 @@ class Splice:
             storages=self.storages,
             sources=self.sources,
             marks=self.marks,
+            assumptions=list(dict.fromkeys((*self.tape.assumptions, *self.update.assumptions))),
         )
 
     def is_last(self, mark: Mark) -> bool:
