@@ -32,7 +32,7 @@ class Surface:
     def at(self, flops: float, moved: float) -> float:
         """The share that a call of this size reaches; its time in memory is in it.
 
-        >>> Surface((1e6, 1e9), (1e5, 1e7), (0.1, 0.8), "").at(1e9, 1e7)
+        >>> round(Surface((1e6, 1e9), (1e5, 1e7), (0.1, 0.8), "").at(1e9, 1e7), 6)
         0.8
         """
         import numpy as np
