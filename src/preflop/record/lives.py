@@ -179,11 +179,14 @@ class Lives:
         entered = words.note(words.ENTER, torch.is_grad_enabled(), block, self._state_bytes)
         self._note(entered, module, tuple(given), source=self.recorder.origins.line())
         self._open.append(_Region(module))
+        result = None
         try:
-            return forward(*args, **kwargs)
+            result = forward(*args, **kwargs)
+            return result
         finally:
             self._open.pop()
-            self._note(words.note(words.EXIT), module, ())
+            made = dict.fromkeys(self.recorder.storage_of(t) for t in tensors_within(result))
+            self._note(words.note(words.EXIT), module, tuple(made))
 
     # -- what autograd keeps -----------------------------------------------------------------------
 

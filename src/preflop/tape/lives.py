@@ -10,7 +10,7 @@ them. Ledgers want plain tapes.
                               a module's forward begins; storages: the tensors it was given; source: the
                               line that called it. Whether gradients are wanted, whether it is a repeated
                               block, and the bytes of the CPU's random state, which checkpointing copies
-    life.exit                 it ends
+    life.exit                 it ends; storages: what it returns
     life.save                 autograd keeps the storage for backward; module: the innermost one running
     life.drop                 nothing but autograd holds the storage any more
     life.unpack               backward asks for the first tensor of a module's call

@@ -53,7 +53,7 @@ def recompute(tape: Tape, *, how: str | Callable[[str], bool]) -> Tape:
     if tape.subject is None or not lives.annotated(tape):
         raise Refused("the tape does not say what held its tensors")
     if wanted.manner is Manner.REENTRANT:
-        raise Refused("a backward within backward adds its gradients otherwise")
+        raise Refused("forward without gradients may run other kernels, and backward within backward adds otherwise")
     if any(call.phase is Phase.RECOMPUTE for call in tape.calls):
         raise Refused("the model recomputes by itself")
     name = how if isinstance(how, str) else getattr(how, "__qualname__", type(how).__name__)
@@ -338,6 +338,13 @@ class _Rerun:
             if saved.region is not None:
                 self._forget(saved)
 
+    def is_cast(self, number: int) -> bool:
+        """Whether autocast's cache may have given the tensor; in the rerun it would be made anew."""
+        maker = self.tape.storages[number].call
+        if maker < 0 or self.ops[self.tape.calls[maker].signature] != "aten._to_copy":
+            return False
+        return self.tape.storages[self.tape.calls[maker].storages[0]].role is Role.PARAMETER
+
     def _enter(self, call: Call) -> None:
         if self.region is not None or self.unwanted:
             raise Refused("one chosen module runs inside another")
@@ -355,8 +362,16 @@ class _Rerun:
             self.holds.release(number)
         self.unwanted = []
         if region is not None:
+            self._check_stateless(region, set(call.storages))
             region.over = True
             self._end(region)
+
+    def _check_stateless(self, region: _Region, returned: set[int]) -> None:
+        """Whoever keeps a tensor for later (a cache of keys and values, a list that grows) may do otherwise
+        when run again. Autocast's cache of parameters is made anew, as autocast is."""
+        for kind, index in region.events:
+            if kind == BIRTH and index in self.python and index not in returned and not self.is_cast(index):
+                raise Refused("a chosen module keeps a tensor that it does not return")
 
     def _end(self, region: _Region) -> None:
         """With the last kept tensor, what is held for the region goes."""
@@ -473,18 +488,11 @@ class _Again:
             found = self.region.again.get(number)
         else:
             found = number
-            if self._is_cast(number):
+            if self.rerun.is_cast(number):
                 raise Refused("a cast of a parameter is shared between a chosen module and others")
         if found is None or found not in self.holds.counts:
             raise Refused("a chosen module uses a tensor from outside that would be gone")
         return found
-
-    def _is_cast(self, number: int) -> bool:
-        """Whether autocast's cache may have given the tensor; in the rerun it would be made anew."""
-        maker = self.tape.storages[number].call
-        if maker < 0 or self.rerun.ops[self.tape.calls[maker].signature] != "aten._to_copy":
-            return False
-        return self.tape.storages[self.tape.calls[maker].storages[0]].role is Role.PARAMETER
 
     def _note(self, call: Call) -> None:
         op = self.rerun.ops[call.signature]
