@@ -21,23 +21,28 @@ _ABOUT = """# What was swept, and what came out
 Written by `python -m tests.sweep.run --write-docs`; do not edit. The sweep builds each pair of
 configuration and head that transformers' auto classes know from its default configuration, shrunk by the
 rules of `tests/sweep/rules.py` (two layers, width 64, a vocabulary of 512), with a batch that fits the
-head. A pair counts as tried once a real step of it ran here; then it is recorded and, where the table says
-measured, two real AdamW steps are measured with torch's profiler and compared. Run all of it with
+head. A pair counts as tried once a real step of it ran here; then it is recorded, from a factory and from a
+module that exists, and two real AdamW steps are measured with torch's profiler and compared, within
+60 seconds for all of it. Where the clock stopped the real step, a pair is answered and not measured. Below
+transformers' families stand peft's adapters, torch's own layers and uses, and diffusers' models. Run all with
 `python -m tests.sweep.run --measure` (hours on two cores; an interrupted run goes on where it stopped).
 """
 
 
 def write_coverage(rows: dict[str, Row], pairs: list[Any]) -> None:
-    """Write the document."""
+    """Write the document, of the rows that are of these pairs."""
     import torch
     import transformers
 
+    names = {pair.name for pair in pairs}
+    rows = {name: row for name, row in rows.items() if name in names}
     parts = [
         _ABOUT,
         f"transformers {transformers.__version__}, torch {torch.__version__}, {platform.machine()}, "
         f"{_threads(rows)} thread(s).\n",
         _totals(rows, pairs),
         _families(rows, pairs),
+        _untouched(rows),
         _differences(rows),
         _flops(rows),
         _assumptions(rows),
@@ -45,6 +50,7 @@ def write_coverage(rows: dict[str, Row], pairs: list[Any]) -> None:
         _reasons(rows, "crashed", "The process ended"),
         _reasons(rows, "too slow", "Stopped by the clock"),
         _reasons(rows, "library missing", "Needs a library that was not installed"),
+        _reasons(rows, "does not train", "The model itself refuses to train"),
         _reasons(rows, "not built", "The sweep has no small model and batch that run for real (its own debt)"),
     ]
     DOCUMENT.write_text("\n".join(part for part in parts if part))
@@ -71,6 +77,7 @@ def _tried(rows: list[Row]) -> list[Row]:
 def _totals(rows: dict[str, Row], pairs: list[Any]) -> str:
     found = list(rows.values())
     tried, answered = _tried(found), [r for r in found if r.status == "answered"]
+    refuse = sum(r.status == "does not train" for r in found)
     measured = [r for r in answered if r.measured_bytes]
     exact = [r for r in measured if within(r)]
     silent = [r for r in measured if abs(r.error or 0) > SILENT and not r.assumptions]
@@ -80,7 +87,8 @@ def _totals(rows: dict[str, Row], pairs: list[Any]) -> str:
         f"({_share(len(answered), len(tried))} of the tried). {len(measured)} were measured: {len(exact)} "
         f"({_share(len(exact), len(measured))}) are within 0.1 % (0.5 % with convolutions), and "
         f"{len(silent)} are more than 2 % off with no assumption that says so. "
-        f"Not tried: {len(pairs) - len(tried)}. Recording and pricing took "
+        f"Not tried: {len(pairs) - len(tried)}, of which {refuse} refuse to train by themselves. "
+        "Recording and pricing took "
         f"{median(seconds) if seconds else 0:.1f} s in the median, on a shared machine.\n"
     )
 
@@ -107,6 +115,23 @@ def _families(rows: dict[str, Row], pairs: list[Any]) -> str:
     return "\n".join([*lines, ""])
 
 
+def _untouched(rows: dict[str, Row]) -> str:
+    """Whether recording a module that exists changed it, and gave what its factory gave."""
+    answered = [r for r in rows.values() if r.status == "answered"]
+    changed = [r for r in answered if r.changed]
+    other = [r for r in answered if r.instance]
+    lines = [
+        "## Nothing changes",
+        "",
+        f"A module that exists was recorded in {len(answered)} pairs, its weights, gradients, flags, hooks, "
+        f"attributes and the random states compared before and after: {len(changed)} changed. In "
+        f"{len(answered) - len(other)} the peaks are those of its factory.",
+        *(f"- {r.pair} changed: {', '.join(r.changed)}" for r in changed),
+        *(f"- {r.pair}: {_clean(r.instance)}" for r in other),
+    ]
+    return "\n".join([*lines, ""])
+
+
 def _differences(rows: dict[str, Row]) -> str:
     off = [r for r in rows.values() if r.measured_bytes and not within(r)]
     if not off:
@@ -129,7 +154,12 @@ def _flops(rows: dict[str, Row]) -> str:
         f"counter is right on {len(right)} of them, and {len(equal)} ({_share(len(equal), len(right))}) of "
         "those are equal.",
     ]
-    lines += [f"- {r.pair}: ours {r.flops:,}, counted {r.counted_flops:,}" for r in apart]
+    lines += [
+        f"- {r.pair}: ours {r.flops:,}, counted {r.counted_flops:,} ("
+        + ", ".join(f"`{op}` {ours:,} / {theirs:,}" for op, (ours, theirs) in r.flops_apart.items())
+        + ")"
+        for r in apart
+    ]
     unknown = Counter(op for r in rows.values() for op in r.unknown)
     if unknown:
         named = ", ".join(f"`{op}` ({n} pairs)" for op, n in unknown.most_common())

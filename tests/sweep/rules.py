@@ -231,7 +231,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "efficientnet": {"hidden_dim": 2560},
     "moonshine_streaming": {"num_key_value_heads": 4},
     "llama4": {"vision_config.projector_output_dim": 64, "vision_config.projector_input_dim": 64},
-    "reformer": {"is_decoder": True, "axial_pos_shape": [4, 8], "axial_pos_embds_dim": [32, 32]},
+    "reformer/ReformerModelWithLMHead": {"is_decoder": True},
+    "reformer": { "axial_pos_shape": (4, 8), "axial_pos_embds_dim": (32, 32)},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots3_note": {"text_config.head_dim": 32, "text_config.qk_nope_head_dim": 24},
     "zamba": {
@@ -242,6 +243,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "shieldgemma2": {"mm_tokens_per_image": 4},
     "eomt_dinov3": {"num_blocks": 1},
     "eomt": {"num_blocks": 1},
+    "qwen4_exp": {
+        f"text_config.{name}": value
+        for name, value in {
+            "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16,
+            "indexer_compress_ratio": 4, "ngram_vocab_size_base": 500, "hc_lowrank": 16,
+        }.items()
+    },
+    "blt": {"encoder_config.hidden_size_global": 64, "global_config.hidden_size": 64},
     "beit/BeitForSemanticSegmentation": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
     "data2vec-vision/Data2VecVisionForSemanticSegmentation": {
         "num_hidden_layers": 4, "out_indices": [1, 2, 3, 4],

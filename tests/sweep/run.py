@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -55,7 +56,8 @@ class Row:
     pair: str
     status: str = ""
     """answered, failed (the real step runs, the recording raises), not built (the sweep has no small
-    model and batch that run for real), library missing, too slow, crashed."""
+    model and batch that run for real), does not train (the model itself says so), library missing, too
+    slow, crashed."""
     reason: str = ""
     level: int = 0
     batch: str = ""
@@ -238,6 +240,8 @@ def try_pair(pair: Any, row: Row, report: Callable[[Row], None], *, measure: boo
             row.status, row.reason = "not built", _words(first_error)
             if isinstance(first_error, ImportError):
                 row.status = "library missing"
+            elif re.search(r"not support training|[Tt]raining is not", row.reason):
+                row.status = "does not train"
             report(row)
             return
         error = runs_for_real(candidate)

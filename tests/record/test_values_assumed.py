@@ -1,0 +1,86 @@
+"""What is assumed where a step asks for values that a recording does not have, and that it is said."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import preflop
+from preflop.measure.memory import measure_steps
+from preflop.subject import resolve
+
+
+class Base(nn.Module):
+    """One layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+
+class Matched(Base):
+    """Pairs rows by a solver outside of torch, as detection losses do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        rows = torch.as_tensor(y.detach().cpu().numpy()[:, :8].argsort(axis=0)[:4, 0].copy())
+        return y[rows].sum()
+
+
+class Checked(Base):
+    """Refuses NaN and infinity, in three ways."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        assert y.isnan().sum() == 0
+        assert torch.isfinite(y).all()
+        assert not torch.isinf(y).any()
+        return y.sum()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [(Matched, "read by numpy"), (Checked, "taken as finite where a step asks")]
+)
+def test_measures_as_assumed(kind: type[nn.Module], words: str) -> None:
+    """The recording goes on as real values would have it go on, with the real step's peak, and says so."""
+    batch = torch.rand(256, 64)
+    step = preflop.account(kind(), batch)
+    assert any(words in text for text in step.tape.assumptions)
+    measured = measure_steps(resolve(kind(), batch)).steady_peak_bytes
+    assert abs(step.memory.peak_bytes - measured) <= 1e-3 * measured
+
+
+def test_numpy_keeps_refusing_what_wants_a_gradient() -> None:
+    """`.numpy()` of a result that needs a gradient is the user's error, recorded or not."""
+
+    class Wrong(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.layer(x).numpy()).sum()
+
+    with pytest.raises(preflop.PreflopError, match="requires grad"):
+        preflop.account(Wrong(), torch.rand(4, 64))
+
+
+def test_compiled_and_scripted_parts_are_stated() -> None:
+    """What does not run as its Python is named in the assumptions."""
+    plain = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    for part, words in ((torch.compile(plain), "compiled parts"), (torch.jit.script(plain), "TorchScript")):
+        step = preflop.account(nn.Sequential(part, nn.Linear(8, 2)), torch.rand(4, 8))
+        assert any(words in text for text in step.tape.assumptions)
+    said = preflop.account(plain, torch.rand(4, 8)).tape.assumptions
+    assert not any("compiled parts" in text or "TorchScript" in text for text in said)
+
+
+def test_modules_may_hold_operators() -> None:
+    """An operator as an attribute cannot be copied, and need not be."""
+
+    class Holds(Base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.operator = torch.ops.aten.relu.default
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.operator(self.layer(x)).sum()
+
+    assert preflop.account(Holds(), torch.rand(4, 64)).flops.model == 2 * 2 * 4 * 64 * 64
