@@ -139,3 +139,12 @@ def test_cudnn_rnn_copies_batch_first_input() -> None:
         more = (2, 64, 0, 1, batch_first, 0.0, True, False, (), None)
         sig = signature("aten._cudnn_rnn", x, (w,), 4, w, h, h, *more)
         assert inside(sig) == expected
+
+
+def test_softmax_copies_what_is_not_contiguous() -> None:
+    """A transposed input is copied first; backward copies gradient and result."""
+    turned, plain = meta(4, 8, dtype="float32", stride=(1, 4)), meta(4, 8)
+    assert inside(signature("aten._softmax", turned, -1, False, out=plain)) == 4 * 8 * 4
+    assert inside(signature("aten._softmax", plain, -1, False, out=plain)) == 0
+    backward = signature("aten._log_softmax_backward_data", turned, turned, -1, "float32", out=plain)
+    assert inside(backward) == 2 * 4 * 8 * 4

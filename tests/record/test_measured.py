@@ -48,6 +48,20 @@ class Ctc(nn.Module):
         return F.ctc_loss(self.l(x).log_softmax(-1), targets, lengths, target_lengths)
 
 
+class CtcBatchFirst(Ctc):
+    """As speech models do it: the batch first, transposed for the loss, so softmax's gradient is not dense."""
+
+    def forward(self, x, targets, lengths, target_lengths):
+        return F.ctc_loss(self.l(x).log_softmax(-1).transpose(0, 1), targets, lengths, target_lengths)
+
+
+class SoftmaxOfTransposed(nn.Module):
+    """Softmax of what lies otherwise in memory than it reads: the kernels copy first."""
+
+    def forward(self, x):
+        return (x.transpose(1, 2).softmax(-1) * x.transpose(1, 2)).sum()
+
+
 class Slices(nn.Module):
     """Writes into slices of one buffer."""
 
@@ -81,6 +95,13 @@ CASES = {
     "CTC": lambda: (
         Ctc(),
         (torch.randn(60, 8, 64), torch.randint(1, 100, (8, 20)), torch.full((8,), 60), torch.full((8,), 20)),
+    ),
+    "CTC, batch first": lambda: (
+        CtcBatchFirst(),
+        (torch.randn(8, 60, 64), torch.randint(1, 100, (8, 20)), torch.full((8,), 60), torch.full((8,), 20)),
+    ),
+    "softmax of a transpose": lambda: (
+        nn.Sequential(nn.Linear(64, 64), SoftmaxOfTransposed()), torch.randn(8, 60, 64),
     ),
     "embedding bag": lambda: (
         nn.EmbeddingBag(5000, 64, mode="max"),

@@ -255,6 +255,24 @@ def layer_norm_backward(sig: Signature) -> int:
     return copies + 2 * thread_count() * weight.elements * weight.itemsize
 
 
+@workspace("aten._softmax", "aten._log_softmax")
+def softmax(sig: Signature) -> int:
+    """A contiguous copy of the input, where it is not.
+
+    Source: aten/src/ATen/native/SoftMax.cpp, `softmax_cpu_out`: `input.contiguous()`.
+    """
+    return contiguous_copy_bytes(need(sig, 0, "input"))
+
+
+@workspace("aten._softmax_backward_data", "aten._log_softmax_backward_data")
+def softmax_backward(sig: Signature) -> int:
+    """Contiguous copies of the gradient and of the result, where they are not.
+
+    Source: aten/src/ATen/native/SoftMax.cpp, `softmax_backward_cpu_out`.
+    """
+    return contiguous_copy_bytes(need(sig, 0, "grad_output")) + contiguous_copy_bytes(need(sig, 1, "output"))
+
+
 @workspace("aten.native_group_norm")
 def group_norm(sig: Signature) -> int:
     """A contiguous copy of the input, where it is not (channels-last input is taken as it is)."""

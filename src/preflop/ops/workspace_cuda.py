@@ -176,21 +176,28 @@ def _blas_reads(meta: TensorMeta) -> bool:
 # ----------------------------------------------------------------------------- norms and embeddings
 
 
-@workspace_cuda("aten.native_layer_norm", "aten._fused_rms_norm", "aten.native_group_norm")
+@workspace_cuda(
+    "aten.native_layer_norm", "aten._fused_rms_norm", "aten.native_group_norm", "aten._softmax",
+    "aten._log_softmax",
+)  # fmt: skip
 def norm(sig: Signature) -> int:
     """A contiguous copy of the input, where it is not.
 
-    Source: native/cuda/layer_norm_kernel.cu, `layer_norm_cuda`: `input.expect_contiguous()`.
+    Source: native/cuda/layer_norm_kernel.cu, `layer_norm_cuda`: `input.expect_contiguous()`; SoftMax.cu,
+    `host_softmax`: `input_.contiguous()`.
     """
     return _copy_bytes(need(sig, 0, "input"))
 
 
-@workspace_cuda("aten.native_layer_norm_backward", "aten._fused_rms_norm_backward")
+@workspace_cuda(
+    "aten.native_layer_norm_backward", "aten._fused_rms_norm_backward", "aten._softmax_backward_data",
+    "aten._log_softmax_backward_data",
+)  # fmt: skip
 def norm_backward(sig: Signature) -> int:
-    """Contiguous copies of dY and X, where they are not.
+    """Contiguous copies of dY and X (of a softmax: of its result), where they are not.
 
     Left out: partial sums of the weight's gradient for very many rows.
-    Source: native/cuda/layer_norm_kernel.cu, `layer_norm_backward_cuda`.
+    Source: native/cuda/layer_norm_kernel.cu, `layer_norm_backward_cuda`; SoftMax.cu, `host_softmax_backward`.
     """
     return _copy_bytes(need(sig, 0, "grad_out")) + _copy_bytes(need(sig, 1, "input"))
 
