@@ -27,11 +27,12 @@ def batches(pair: Pair, config: Any, model: nn.Module) -> Iterator[tuple[str, di
     Args:
         model: a real small model; only read, and run without gradients to count image tokens.
     """
+    from .by_pair import OVERRIDES
+
     names = _argument_names(model)
     override = OVERRIDES.get(pair.name) or OVERRIDES.get(pair.model_type)
     if override is not None:
-        made = override(config, names)
-        yield "", made
+        yield "", override(config)
         return
     family = pair.family
     if family == "image and text":
@@ -114,8 +115,12 @@ def boxes(length: int) -> Tensor:
 
 def image_side(config: Any) -> tuple[int, int]:
     """Height and width that the configuration asks for; 64 where it does not say."""
-    for part in (config, getattr(config, "vision_config", None), getattr(config, "backbone_config", None),
-                 getattr(config, "encoder", None)):
+    for part in (
+        config,
+        getattr(config, "vision_config", None),
+        getattr(config, "backbone_config", None),
+        getattr(config, "encoder", None),
+    ):
         size = (
             _first(part, ("image_size", "img_size", "pretrain_image_size", "input_size", "crop_size"))
             if part
@@ -151,12 +156,15 @@ def _vision(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     if "spatial_shapes" in names:
         patch = config.vision_config.patch_size
-        yield "", {
-            "pixel_values": torch.rand(BATCH, 16, 3 * patch * patch),
-            "pixel_attention_mask": torch.ones(BATCH, 16, dtype=torch.long),
-            "spatial_shapes": torch.tensor([[4, 4]] * BATCH),
-            "labels": torch.arange(BATCH) % 2,
-        }
+        yield (
+            "",
+            {
+                "pixel_values": torch.rand(BATCH, 16, 3 * patch * patch),
+                "pixel_attention_mask": torch.ones(BATCH, 16, dtype=torch.long),
+                "spatial_shapes": torch.tensor([[4, 4]] * BATCH),
+                "labels": torch.arange(BATCH) % 2,
+            },
+        )
         return
     if "input_ids" in names and _image_token(config) is not None:
         yield from _image_text(pair, config, model, names)
@@ -228,6 +236,7 @@ def _image_text(
         batch = {"pixel_values": images(config)}
         if "input_ids" in names:
             batch.update(_text(pair, config, names, 16))
+        batch.update(_instruction(config, names))
         if "return_loss" in names:
             batch["return_loss"] = True
         if pair.mapping == "VISUAL_QUESTION_ANSWERING" and "labels" in names:
@@ -247,6 +256,11 @@ def _image_text(
             if name in names:
                 made[name] = torch.zeros_like(made["input_ids"])
         yield "text only", made
+
+
+def _instruction(config: Any, names: frozenset[str]) -> dict[str, Any]:
+    """The text that a query transformer reads beside the image."""
+    return {"qformer_input_ids": ids(config, 8)} if "qformer_input_ids" in names else {}
 
 
 def _image_token(config: Any) -> int | None:
@@ -328,7 +342,7 @@ def _with_image(
         if isinstance(value, int) and value != image:
             tokens[:, position] = value
     is_image = (tokens == image).long()
-    batch = {"input_ids": tokens, **layout}
+    batch = {"input_ids": tokens, **layout, **_instruction(config, names)}
     if "attention_mask" in names:
         batch["attention_mask"] = torch.ones_like(tokens)
     if "labels" in names:
@@ -404,12 +418,6 @@ def _sounds(config: Any, names: frozenset[str]) -> Iterator[tuple[str, dict[str,
         )
 
 
-def _codebooks(config: Any) -> dict[str, Any]:
-    tokens = ids(config, batch=BATCH * config.num_codebooks)
-    labels = tokens.reshape(BATCH, config.num_codebooks, LENGTH).transpose(1, 2)
-    return {"input_ids": tokens, "labels": labels.contiguous()}
-
-
 # -- series ---------------------------------------------------------------------------------------
 
 
@@ -435,18 +443,3 @@ def _series(config: Any, names: frozenset[str]) -> dict[str, Any]:
             torch.zeros(BATCH, dtype=torch.long) if classes else torch.rand(BATCH, targets)
         )
     return batch
-
-
-def _timesfm(config: Any) -> dict[str, Any]:
-    return {
-        "past_values": torch.rand(BATCH, config.context_length),
-        "past_values_padding": torch.zeros(BATCH, config.context_length, dtype=torch.long),
-        "freq": torch.zeros(BATCH, 1, dtype=torch.long),
-    }
-
-
-OVERRIDES: dict[str, Any] = {
-    "musicgen/MusicgenForCausalLM": lambda config, names: _codebooks(config),
-    "musicgen_melody/MusicgenMelodyForCausalLM": lambda config, names: _codebooks(config),
-}
-"""Model type or pair name -> (config, argument names) -> batch, where names of arguments do not say it."""

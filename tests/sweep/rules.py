@@ -155,34 +155,72 @@ INDEX_LISTS = (
 """Fields that number layers: kept inside the layers that are left."""
 
 RESNET = {
-    "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 1, 1],
+    "model_type": "resnet",
+    "embedding_size": 16,
+    "hidden_sizes": [16, 32, 48, 64],
+    "depths": [1, 1, 1, 1],
     "layer_type": "basic",
 }
 SWIN = {
-    "model_type": "swin", "embed_dim": 16, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 4],
-    "image_size": 64, "window_size": 4, "out_indices": [2, 3, 4],
+    "model_type": "swin",
+    "embed_dim": 16,
+    "depths": [1, 1, 1, 1],
+    "num_heads": [1, 2, 2, 4],
+    "image_size": 64,
+    "window_size": 4,
+    "out_indices": [2, 3, 4],
 }
 VIT = {
-    "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "image_size": 56, "patch_size": 14,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "image_size": 56,
+    "patch_size": 14,
     "out_indices": [1, 2, 3, 4],
 }
 LAST, LAST_THREE = ["stage4"], ["stage2", "stage3", "stage4"]
 
+INTRACLASS: dict[str, list[Any]] = {
+    "reduce_channel": [1, 1, 0],
+    "return_channel": [1, 1, 0],
+    **{
+        f"{way}_{name}ratio": [[size * tall or 1, size * wide or 1], [1, 1], [side * tall, side * wide]]
+        for way, tall, wide in (
+            ("vertical_long_to_small_conv", 1, 0),
+            ("horizontal_small_to_long_conv", 0, 1),
+            ("symmetric_conv_long", 1, 1),
+        )
+        for name, size, side in (("long", 7, 3), ("mid", 5, 2), ("short", 3, 1))
+    },
+}
+"""Per convolution of an intra-class block: kernel, stride, padding (PP-OCRv5's published configuration)."""
+
 CONSTRUCTED: dict[str, dict[str, Any]] = {
     **{
-        name: {"use_timm_backbone": False, "backbone": None, "backbone_config": {**RESNET, "out_features": LAST}}
+        name: {
+            "use_timm_backbone": False,
+            "backbone": None,
+            "backbone_config": {**RESNET, "out_features": LAST},
+        }
         for name in ("conditional_detr", "dab-detr", "detr", "table-transformer")
     },
     "deformable_detr": {
-        "use_timm_backbone": False, "backbone": None, "backbone_config": {**RESNET, "out_features": LAST_THREE},
+        "use_timm_backbone": False,
+        "backbone": None,
+        "backbone_config": {**RESNET, "out_features": LAST_THREE},
     },
     "omdet-turbo": {"use_timm_backbone": False, "backbone": None, "backbone_config": SWIN},
     "grounding-dino": {"backbone_config": SWIN},
     "mm-grounding-dino": {"backbone_config": SWIN},
     "lw_detr": {
         "backbone_config": {
-            "model_type": "lw_detr_vit", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
-            "image_size": 256, "pretrain_image_size": 64, "window_block_indices": [0, 2],
+            "model_type": "lw_detr_vit",
+            "hidden_size": 64,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "image_size": 256,
+            "pretrain_image_size": 64,
+            "window_block_indices": [0, 2],
             "out_indices": [2, 4],
         },
         "projector_scale_factors": [1.0],
@@ -191,13 +229,18 @@ CONSTRUCTED: dict[str, dict[str, Any]] = {
         "backbone_config": {"model_type": "dinov2", **VIT, "reshape_hidden_states": False},
     },
     "depth_anything": {"backbone_config": {"model_type": "dinov2", **VIT, "reshape_hidden_states": False}},
-    "tipsv2_dpt": {"backbone_config": {"model_type": "tipsv2_vision_model", **VIT}},
+    "tipsv2_dpt": {
+        "backbone_config": {"model_type": "tipsv2_vision_model", **VIT, "reshape_hidden_states": False},
+    },
     "rf_detr": {
         "backbone_config": {
-            "model_type": "rf_detr_dinov2", **VIT, "num_windows": 2, "window_block_indexes": [0, 2],
+            "model_type": "rf_detr_dinov2",
+            **VIT,
+            "num_windows": 2,
+            "window_block_indexes": [0, 2],
         }
     },
-    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     **{
         name: {"backbone_config": {"model_type": "pp_lcnet_v4", "out_features": ["stage1", *LAST_THREE]}}
         for name in ("pp_ocrv6_small_det", "pp_ocrv6_medium_det")
@@ -212,17 +255,28 @@ that is not torch's, or hold a backbone that no rule makes small."""
 OVERRIDES: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    },
     "dots3_note_text": {"head_dim": 32, "qk_nope_head_dim": 24},
     "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 8.0},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "qwen4_exp_text": {
-        "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16,
-        "indexer_compress_ratio": 4, "ngram_vocab_size_base": 500, "hc_lowrank": 16,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+        "ngram_vocab_size_base": 500,
+        "hc_lowrank": 16,
     },
     "zamba2": {
-        "mamba_headdim": 16, "n_mamba_heads": 8, "attention_hidden_size": 128, "attention_head_dim": 32,
-        "layers_block_type": ["mamba", "hybrid"], "hybrid_layer_ids": [1],
+        "mamba_headdim": 16,
+        "n_mamba_heads": 8,
+        "attention_hidden_size": 128,
+        "attention_head_dim": 32,
+        "layers_block_type": ["mamba", "hybrid"],
+        "hybrid_layer_ids": [1],
     },
     "xmod": {"default_language": "en_XX"},
     "mamba2": {"num_heads": 8},
@@ -230,30 +284,122 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "swinv2": {"embed_dim": 48},
     "efficientnet": {"hidden_dim": 2560},
     "moonshine_streaming": {"num_key_value_heads": 4},
-    "llama4": {"vision_config.projector_output_dim": 64, "vision_config.projector_input_dim": 64},
+    "llama4": {
+        "vision_config.intermediate_size": 256,
+        "vision_config.projector_output_dim": 64,
+        "vision_config.projector_input_dim": 64,
+    },
     "reformer/ReformerModelWithLMHead": {"is_decoder": True},
-    "reformer": { "axial_pos_shape": (4, 8), "axial_pos_embds_dim": (32, 32)},
+    "reformer": {"axial_pos_shape": (4, 8), "axial_pos_embds_dim": (32, 32)},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots3_note": {"text_config.head_dim": 32, "text_config.qk_nope_head_dim": 24},
     "zamba": {
-        "attention_hidden_size": 128, "attention_head_dim": 32, "mamba_dt_rank": 8, "num_hidden_layers": 4,
+        "attention_hidden_size": 128,
+        "attention_head_dim": 32,
+        "mamba_dt_rank": 8,
+        "num_hidden_layers": 4,
         "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
     },
     "perceiver": {"num_cross_attention_heads": 1, "num_self_attention_heads": 4},
-    "shieldgemma2": {"mm_tokens_per_image": 4},
     "eomt_dinov3": {"num_blocks": 1},
     "eomt": {"num_blocks": 1},
     "qwen4_exp": {
         f"text_config.{name}": value
         for name, value in {
-            "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16,
-            "indexer_compress_ratio": 4, "ngram_vocab_size_base": 500, "hc_lowrank": 16,
+            "indexer_n_heads": 2,
+            "indexer_kv_heads": 1,
+            "indexer_head_dim": 16,
+            "indexer_budget": 16,
+            "indexer_compress_ratio": 4,
+            "ngram_vocab_size_base": 500,
+            "hc_lowrank": 16,
         }.items()
     },
-    "blt": {"encoder_config.hidden_size_global": 64, "global_config.hidden_size": 64},
+    "blt": {
+        "encoder_config.hidden_size_global": 64,
+        "global_config.hidden_size": 64,
+        "global_config.encoder_cross_output_size": 128,
+    },
+    "detr/DetrForSegmentation": {
+        "encoder_attention_heads": 8,
+        "decoder_attention_heads": 8,
+        "backbone_config.out_features": ["stage1", *LAST_THREE],
+    },
+    **{
+        name: {"pad_token_id": 1, "decoder_start_token_id": 2}
+        for name in ("vision-encoder-decoder", "speech-encoder-decoder")
+    },
+    "shieldgemma2": {"mm_tokens_per_image": 4, "yes_token_index": 400, "no_token_index": 401},
+    "deepseek_ocr2": {"text_config.mlp_layer_types": ["dense", "sparse"]},
+    "chameleon": {
+        "vq_config.num_embeddings": 64,
+        "vocabulary_map": {
+            "<image>": 500,
+            **{
+                "IMGIMG" + "".join("ABCDEFGHIJ"[int(digit)] for digit in str(code)) + "Z": 100 + code
+                for code in range(64)
+            },
+        },
+    },
+    "emu3": {
+        "vq_config.codebook_size": 64,
+        "vocabulary_map": {
+            "<image>": 500,
+            "<|extra_200|>": 501,
+            **{f"<|visual token {code:06d}|>": 100 + code for code in range(64)},
+        },
+    },
+    "perceiver/PerceiverForMaskedLM": {"max_position_embeddings": 32},
+    "blip-2": {"image_token_id": 500, "image_token_index": 500},
+    "blip-2/Blip2ForImageTextRetrieval": {"qformer_config.use_qformer_text_input": True},
+    "instructblip": {"image_token_id": 500, "image_token_index": 500},
+    "instructblipvideo": {"video_token_id": 500, "video_token_index": 500},
+    "qwen2_5_omni_thinker": {
+        "vision_start_token_id": 505,
+        "vision_end_token_id": 506,
+        "text_config.rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e6,
+            "mrope_section": [2, 3, 3],
+        },
+    },
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 505, "vision_end_token_id": 506},
+    "ernie4_5_vl_moe": {
+        "text_config.rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 5e5,
+            "mrope_section": [3, 3, 2],
+        },
+    },
+    "cohere_compass": {
+        "text_config.rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}},
+    },
+    "diffusion_gemma": {
+        "text_config.num_experts": 4,
+        "text_config.top_k_experts": 2,
+        "text_config.moe_intermediate_size": 64,
+    },
+    "step3p7": {"text_config.sliding_window": 16},
+    "pp_doclayout_v2": {"class_thresholds": [0.5] * 25, "class_order": list(range(25))},
+    "pp_ocrv6_small_det": {"layer_list_out_channels": [96, 192, 384, 768]},
+    "sapiens2": {
+        "head_config.upsample_out_channels": [32, 32],
+        "head_config.upsample_kernel_sizes": [4, 4],
+        "head_config.conv_out_channels": [32],
+        "head_config.conv_kernel_sizes": [1],
+    },
+    **{
+        name: {
+            "scale_factor_list": [1, 2, 4, 8],
+            "kernel_list": [3, 2, 2],
+            "intraclass_block_config": INTRACLASS,
+        }
+        for name in ("pp_ocrv5_server_det", "pp_ocrv6_medium_det")
+    },
     "beit/BeitForSemanticSegmentation": {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]},
     "data2vec-vision/Data2VecVisionForSemanticSegmentation": {
-        "num_hidden_layers": 4, "out_indices": [1, 2, 3, 4],
+        "num_hidden_layers": 4,
+        "out_indices": [1, 2, 3, 4],
     },
     **{
         f"dpt/{head}": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]}
@@ -261,7 +407,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "prompt_depth_anything": {"reassemble_hidden_size": 64},
     "depth_anything": {"reassemble_hidden_size": 64},
-    "granite4_vision": {"spatial_target_layers": [1, 1, 1, 1]},
+    "granite4_vision": {"spatial_target_layers": [1, 1, 1, 1], "deepstack_layer_map": [(1, 0)]},
     "lw_detr": {"num_feature_levels": 1, "projector_in_channels": [64]},
 }
 """Per model type, or pair: field (dotted into sub-configurations) -> value. Written after the rules."""
