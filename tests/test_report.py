@@ -14,6 +14,7 @@ from preflop.report.html import account_html
 from preflop.report.plots import check_suffix, picture, thinned
 from preflop.report.terminal import show
 from preflop.tape.events import Phase, Role, Tape
+from preflop.units import bytes_text
 from tests.tapes import Builder, linear_step
 
 PRICED = account_tape(linear_step(device="h100-sxm5-80gb"), find_device("h100-sxm"))
@@ -178,3 +179,15 @@ def test_empty_columns_leave_the_table() -> None:
     on = cost_table(einsum_cost("b s d, d f -> b s f", sizes, device="h100-sxm"))
     assert {"bound", "at least", "expected"} <= {heading.text for heading in on.headings}
     assert all(len(row) == len(on.headings) for row in on.rows)
+
+
+def test_the_allocated_peak_is_bridged():
+    """Beside the peak stands the one torch shows, and what it has more; without an allocator nothing is said."""
+    import preflop
+
+    size = {"batch_size": 1, "sequence_length": 16}
+    account = preflop.account("gpt2-nano", size, device="l4")
+    said = tables.allocated_sentence(account)
+    assert bytes_text(account.memory.allocated_bytes) in said
+    assert "torch.cuda.max_memory_allocated()" in said and "cuBLAS's workspaces" in said
+    assert tables.allocated_sentence(preflop.account("gpt2-nano", size)) is None

@@ -122,6 +122,28 @@ def test_unmeasured_devices_say_whose_median_stands_in():
     assert "median" in achieved_bandwidth(find("l40s")).basis
 
 
+def test_tf32_is_not_expected_slower_than_float32():
+    """Equal peaks and two borrowed medians (RTX 4090): TF32 takes what float32 takes, and the basis says why."""
+    device = find("rtx-4090")
+    plain, tf32 = achieved_matmul(device, "float32"), achieved_matmul(device, "tf32")
+    assert device.peak_flops_per_s("float32") == device.peak_flops_per_s("tf32")
+    assert tf32.ratio == plain.ratio
+    assert "the faster is expected" in tf32.basis
+    assert "the faster" not in achieved_matmul(find("l40s"), "tf32").basis
+
+
+@pytest.mark.parametrize("device", devices(), ids=lambda device: device.id)
+def test_tf32_permits_and_does_not_slow_down(device):
+    """On every device of the catalog with both peaks: share x peak of TF32 >= that of float32."""
+    rates = []
+    for dtype in ("float32", "tf32"):
+        figure = achieved_matmul(device, dtype)
+        if dtype not in device.peaks or figure is None:
+            pytest.skip("no such peak, or nobody measured the vendor")
+        rates.append(figure.ratio * device.peak_flops_per_s(dtype))
+    assert rates[1] >= rates[0] * (1 - 1e-9)
+
+
 def test_unmeasured_vendors_have_no_expectation():
     """Nobody measured a TPU here: lower bound only."""
     tpu = find("tpu-v5e")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
+import preflop
 from preflop.account import DeviceFacts, OperatorRow, Time
 from preflop.accounting import account_tape, find_device
+from preflop.plan.smaller import kept_bytes, room_bytes, smaller
 from preflop.plan.verdict import verdict
 from tests.tapes import linear_step
 
+NANO = {"batch_size": 1, "sequence_length": 16}
 BASE = account_tape(linear_step(device="h100-sxm5-80gb"), find_device("h100-sxm"))
 DEVICE = DeviceFacts("x", "X", 80 * 10**9, "as sold", 3e12, {"float32": 60e12, "bfloat16": 900e12})
 
@@ -58,3 +61,80 @@ def test_an_optimizer_peak_wants_no_temporaries():
 def test_launching_wants_a_larger_batch():
     """Bound by the host: a larger batch first."""
     assert "Change first: a larger batch" in told("launch", [row("bandwidth", 0.5)])
+
+
+# -- what does not fit --------------------------------------------------------------------------------
+
+
+def on_a_device_of(room, account, **subject):
+    """(memory, verdict) of an account, had its device so many bytes beside the context."""
+    memory = account.memory
+    memory = dataclasses.replace(memory, fits=False, spare_bytes=room - memory.needs_bytes + memory.context_bytes)
+    assert room_bytes(memory) == room
+    info = dataclasses.replace(account.tape.subject, **subject)
+    said = verdict(memory, account.flops, account.traffic, account.time, account.operators, account.device, info)
+    return memory, said
+
+
+def test_what_is_kept_is_parameters_gradients_states_and_optimizer_temporaries():
+    """fp32 AdamW (foreach): 16 bytes per parameter last, and the optimizer makes 4 more."""
+    account = preflop.account("gpt2-nano", NANO, device="l4")
+    count = account.memory.columns.parameters.elements
+    lasting = kept_bytes(account.memory, temporaries=False)
+    assert 16 * count <= lasting < 16.1 * count
+    assert 20 * count <= kept_bytes(account.memory) < 20.1 * count
+
+
+def test_no_batch_is_advised_where_weights_alone_fill_the_device():
+    """Activations hold most of the peak, and yet a smaller batch comes second: what is kept is too much."""
+    account = preflop.account("gpt2-nano", {"batch_size": 64, "sequence_length": 128}, device="l4")
+    kept = kept_bytes(account.memory, temporaries=False)
+    memory, said = on_a_device_of(kept - 1, account)
+    assert memory.at_peak.activations > kept
+    first, then = said.split(" Then ")
+    assert "no batch would" in first and "--precision bf16 or bf16-fp32-states" in first and "sgd" in first
+    assert "smaller batch" not in first and then.startswith("more microbatches of a smaller batch")
+    _, roomy = on_a_device_of(2 * kept, account)
+    assert "no batch would" not in roomy and "Change first: more microbatches of a smaller batch" in roomy
+
+
+def test_temporaries_alone_want_an_optimizer_without_them():
+    """Weights, gradients and states fit, the foreach temporaries do not: a fused optimizer comes first."""
+    account = preflop.account("gpt2-nano", {"batch_size": 64, "sequence_length": 128}, device="l4")
+    _, said = on_a_device_of(kept_bytes(account.memory, temporaries=False), account)
+    assert "Change first: an optimizer without temporaries (fused" in said
+
+
+def test_one_sample_is_not_cut():
+    """A batch of one sample: a shorter sequence, no smaller batch."""
+    account = preflop.account("gpt2-nano", {"batch_size": 1, "sequence_length": 256}, device="l4")
+    _, said = on_a_device_of(2 * kept_bytes(account.memory), account)
+    held = dataclasses.replace(account.memory.at_peak, activations=2**40)
+    memory = dataclasses.replace(account.memory, fits=False, spare_bytes=-1, at_peak=held)
+    said = verdict(memory, account.flops, account.traffic, account.time, (), account.device, account.tape.subject)
+    assert "a shorter sequence" in said and "batch" not in said
+
+
+def test_what_if_and_the_verdict_agree():
+    """On a device of any memory: what what-if finds to fit, of fewer bytes per parameter, the verdict's rule names."""
+    account = preflop.account("gpt2-nano", NANO, device="l4", precision="bf16-mixed")
+    found = preflop.what_if("gpt2-nano", NANO, device="l4", precision="bf16-mixed", devices=())
+    fewer = {"bf16", "bf16-fp32-states", "adamw-8bit", "adafactor", "lion", "momentum", "sgd"}
+    rows = {row.words: row.outcome.needs_bytes for row in found.rows if row.words in fewer and row.outcome}
+    assert set(rows) == fewer
+    for needs in rows.values():
+        memory, _ = on_a_device_of(needs - account.memory.context_bytes, account)
+        named = smaller(memory, account.tape.subject)
+        fitting = {words for words, other in rows.items() if other <= needs}
+        assert fitting <= {*named.precisions, *named.optimizers}
+
+
+def test_what_cannot_hold_its_weights_is_not_named():
+    """Room for 9 bytes per parameter: bf16 (8) of the precisions, sgd (8) of the optimizers; for 7, none."""
+    account = preflop.account("gpt2-nano", NANO, device="l4", precision="bf16-mixed")
+    count = account.memory.columns.parameters.elements
+    nine, _ = on_a_device_of(9 * count, account)
+    named = smaller(nine, account.tape.subject)
+    assert named.precisions == ("bf16",) and set(named.optimizers) == {"adafactor", "sgd"}
+    _, said = on_a_device_of(7 * count, account)
+    assert "Change first: sharding, or a larger device" in said and "what-if" not in said

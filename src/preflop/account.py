@@ -85,6 +85,13 @@ class Memory:
     spare_bytes: int | None = None
     """Usable device memory minus what is needed; negative when it does not fit."""
 
+    @property
+    def needs_bytes(self) -> int:
+        """What `fits` is judged by: what the allocator reserves (the peak, where none was replayed) and the
+        context."""
+        reserved = self.peak_bytes if self.reserved_bytes is None else self.reserved_bytes
+        return reserved + (self.context_bytes or 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -241,6 +248,7 @@ class ErrorBar:
     under: float
     """Share of those rows that were predicted too small."""
     nearest: tuple[PublishedRow, ...]
+    """Training steps of whole models, the most alike first; none where there are no tokens to compare by."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,18 +205,13 @@ def _on_device(tape: Tape, counted: Memory, device: Device) -> Memory:
         counted = dataclasses.replace(
             counted, allocated_bytes=held.allocated_bytes, reserved_bytes=held.reserved_bytes
         )
-    reserved, context = counted.reserved_bytes, _context_bytes(device)
+    counted = dataclasses.replace(counted, context_bytes=_context_bytes(device))
     try:
         has = device.memory_bytes
     except MissingFigure:
-        return dataclasses.replace(counted, context_bytes=context)
-    needs = (counted.peak_bytes if reserved is None else reserved) + (context or 0)
-    return dataclasses.replace(
-        counted,
-        context_bytes=context,
-        fits=needs <= has,
-        spare_bytes=has - needs,
-    )
+        return counted
+    needs = counted.needs_bytes
+    return dataclasses.replace(counted, fits=needs <= has, spare_bytes=has - needs)
 
 
 def _context_bytes(device: Device) -> int | None:

@@ -25,7 +25,7 @@ def test_rows_ship_with_the_package() -> None:
 
 def test_the_bar_holds_what_published_errors_say() -> None:
     """Measured lies between predicted / (1 + high error) and predicted / (1 + low error)."""
-    found = account("v100-pcie-32gb")
+    found = preflop.account("gpt2-nano", {"batch_size": 1, "sequence_length": 32}, device="v100-pcie-32gb")
     assert found.evidence is not None and found.evidence.time is not None
     bar = found.evidence.time
     assert 0 < bar.low < bar.high and bar.rows >= 4 and 0 <= bar.under <= 1
@@ -37,7 +37,7 @@ def test_evidence_stands_in_the_json_and_the_terminal() -> None:
     found = account("a100-80gb")
     told = found.to_dict()["evidence"]
     assert {"standing", "memory", "time"} == set(told)
-    assert told["memory"]["nearest"]
+    assert told["memory"]["rows"]
     assert any("published rows" in sentence for sentence in evidence_sentences(found.evidence))
 
 
@@ -56,3 +56,26 @@ def test_a_cpu_has_no_bar() -> None:
     found = account("cpu")
     assert found.evidence is not None
     assert (found.evidence.memory, found.evidence.time) == (None, None)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_what_is_near_is_a_training_step_of_a_whole_model(precision: str) -> None:
+    """Neither inference nor single kernels nor layers stand beside the step of a language model."""
+    size = {"batch_size": 1, "sequence_length": 32}
+    found = preflop.account("gpt2-nano", size, device="a100-80gb", precision=precision).evidence
+    assert found is not None and found.memory is not None and found.time is not None
+    for bar in (found.memory, found.time):
+        assert len(bar.nearest) == 3
+        for row in bar.nearest:
+            assert not row.setting.endswith((", inf", "no_grad", "saved for backward", "graph kept"))
+            assert "scaled_dot_product_attention" not in row.model and "layer" not in row.model
+
+
+def test_nothing_is_near_a_model_without_tokens() -> None:
+    """Every published row is of a language model: beside another model none is shown, and that is said."""
+    found = account("a100-80gb").evidence
+    assert found is not None and found.memory is not None and found.time is not None
+    assert found.memory.nearest == found.time.nearest == ()
+    assert "of language models" in found.memory.kind
+    for sentence in evidence_sentences(found):
+        assert "No published row is near" in sentence and "Nearest" not in sentence

@@ -14,7 +14,9 @@ from preflop.fitting import fit_model
 from preflop.models.catalog import find
 from preflop.models.family import head_step, members, with_heads, with_layers
 from preflop.plan.fit import Answer, Need, What, largest
+from preflop.report.fit import fit_text
 from preflop.tape.events import Tape
+from preflop.units import bytes_text
 
 L4 = "l4"
 
@@ -48,7 +50,8 @@ def test_the_batch_fits_and_one_more_does_not() -> None:
     """gpt2-nano on an L4: `account` says fits at n and not at n + 1."""
     import preflop
 
-    found = answer(What.BATCH, seq=64).found
+    answered = answer(What.BATCH, seq=64)
+    found = answered.found
     assert found.fits is not None
     assert found.one_more is not None
     assert found.one_more.size == found.fits.size + 1
@@ -56,6 +59,8 @@ def test_the_batch_fits_and_one_more_does_not() -> None:
         size = {"batch_size": need.size, "sequence_length": 64}
         memory = preflop.account("gpt2-nano", size, device=L4).memory
         assert (memory.fits, memory.spare_bytes) == (fits, need.spare_bytes)
+        assert need.needs_bytes == (memory.reserved_bytes or 0) + (memory.context_bytes or 0)
+        assert f"needs {bytes_text(need.needs_bytes)}" in fit_text([answered], "gpt2-nano", L4)
 
 
 def test_the_sequence_ends_at_the_position_table() -> None:

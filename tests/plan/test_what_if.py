@@ -10,9 +10,11 @@ import pytest
 from preflop.account import Account
 from preflop.choosing import Accounts, what_if
 from preflop.errors import BadNumber, BadSubject, UnknownDevice
+from preflop.hardware.catalog import find
 from preflop.plan.choice import Choice, Route, route_of
 from preflop.plan.what_if import Keeps, WhatIf, change, changes, check_split
 from preflop.plan.what_if import what_if as plan_what_if
+from preflop.report.tables import short_bytes
 from preflop.report.what_if import what_if_json, what_if_table
 
 H100 = "h100-sxm5-80gb"
@@ -141,6 +143,23 @@ def test_json_and_table_say_the_same(shipped: WhatIf) -> None:
     assert said["advice"] == shipped.advice
     shown = what_if_table(shipped).rows
     assert len(shown) == 1 + sum(row.outcome is not None for row in shipped.rows)
+
+
+def test_what_fits_is_judged_by_is_shown(shipped: WhatIf) -> None:
+    """needs == reserved + context, one column of the table; fits where it is no more than the device has."""
+    device = find(H100)
+    table = what_if_table(shipped)
+    column = [heading.text for heading in table.headings].index("needs")
+    with_figures = [row for row in (shipped.given, *shipped.rows) if row.outcome is not None]
+    assert len(with_figures) == len(table.rows)
+    for row, cells in zip(with_figures, table.rows):
+        outcome = row.outcome
+        assert outcome is not None and outcome.needs_bytes is not None and outcome.reserved_bytes is not None
+        assert outcome.needs_bytes > outcome.reserved_bytes > outcome.peak_bytes
+        assert cells[column] == short_bytes(outcome.needs_bytes)
+    given = shipped.given.outcome
+    assert given is not None and given.needs_bytes is not None
+    assert given.spare_bytes == device.memory_bytes - given.needs_bytes
 
 
 # -- what to change first ---------------------------------------------------------------------------

@@ -100,16 +100,35 @@ def _bar(what: str, value: float | None, asked: _Asked) -> ErrorBar | None:
         return None
     errors = sorted(row["error"] for row in own)
     low, high = _quantile(errors, (1 - SHARE) / 2), _quantile(errors, (1 + SHARE) / 2)
-    nearest = sorted(own, key=asked.distance)[:NEAREST]
+    steps = [row for row in own if _is_step(row)]
+    # All published rows are of language models: none is near to what reads no tokens.
+    nearest = sorted(steps, key=asked.distance)[:NEAREST] if asked.tokens else []
     count = "one device or several" if several else "one device"
     return ErrorBar(
         low=value / (1 + high), high=value / (1 + low), share=SHARE, rows=len(own),
         sources=len({row["source"] for row in own}),
-        kind=f"{what.replace('_', ' ')} of {asked.bits}-bit steps on {count}",
+        kind=f"{what.replace('_', ' ')} of {asked.bits}-bit runs of language models on {count}, {len(steps)} of them "
+        "training steps",
         median_abs_error=median(abs(error) for error in errors),
         under=sum(error < 0 for error in errors) / len(errors),
         nearest=tuple(_published(row) for row in nearest),
     )  # fmt: skip
+
+
+# How the last words of a setting call what is no training step of a whole model.
+_OTHER_KINDS = ("inf", "inference", "forward", "saved for backward", "before/after")
+
+
+def _is_step(row: dict[str, Any]) -> bool:
+    """Whether a row is of a training step of a whole model, by the words of its source.
+
+    >>> _is_step({"model": "gpt2_large", "setting": "8 x 1024, inf"})
+    False
+    >>> _is_step({"model": "gpt2_large", "setting": "1 x 1024, train"})
+    True
+    """
+    last = row["setting"].rsplit(", ", 1)[-1]
+    return not (last.startswith(_OTHER_KINDS) or row["model"].endswith((" layer", "(no heads)")))
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

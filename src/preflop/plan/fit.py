@@ -112,6 +112,8 @@ class Need:
     """Of the model, where the size is the model's."""
     words: str = ""
     """The size in words, where a number does not say it: a model's name, a width."""
+    needs_bytes: int | None = None
+    """What is held against the memory: what the allocator reserves, and the context; None: the peak alone."""
 
 
 def need_of(size: int, memory: Memory, parameters: Sequence[ParameterInfo], *, words: str = "") -> Need:
@@ -127,7 +129,7 @@ def need_of(size: int, memory: Memory, parameters: Sequence[ParameterInfo], *, w
             "  Needed: a device of `preflop hardware` with a known memory."
         )
     count = sum(prod(parameter.shape) for parameter in parameters)
-    return Need(size, memory.peak_bytes, memory.spare_bytes, count, words)
+    return Need(size, memory.peak_bytes, memory.spare_bytes, count, words, memory.needs_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ class Outcome:
     """What the device's allocator reserves; None where it was not replayed."""
     fits: bool | None = None
     """None where it is not known, or the allocator was not replayed."""
+    needs_bytes: int | None = None
+    """What `fits` is judged by: reserved by the allocator, and the context; None where it is not judged."""
     spare_bytes: int | None = None
     no_peak: tuple[str, ...] = ()
     """Dtypes of matmuls for which the device has no dense peak: `lower_s` counts only their bytes then,
@@ -92,6 +94,7 @@ def outcome_of(account: Account) -> Outcome:
         samples=of_step(None if subject is None else subject.samples),
         reserved_bytes=memory.reserved_bytes,
         fits=memory.fits,
+        needs_bytes=None if memory.fits is None else memory.needs_bytes,
         spare_bytes=memory.spare_bytes,
         no_peak=() if time.lower_s is None else _no_peak(account),
         host_bytes=host.peak_bytes,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from preflop.account import DeviceFacts, Flops, Memory, OperatorRow, Time, Traffic
+from preflop.plan.smaller import kept_bytes, room_bytes, smaller
 from preflop.tape.events import SubjectInfo
 from preflop.units import bytes_text, time_text
 
 # A step that leaves more than this share of the device's memory free can take a larger batch.
 _ROOMY = 0.4
+
+# Optimizer temporaries below this share of what lasts (step counters) are not worth a word.
+_MENTIONED = 0.001
 
 
 def verdict(
@@ -46,17 +51,68 @@ def _does_not_fit(memory: Memory, subject: SubjectInfo | None) -> str:
             f"{bytes_text(memory.at_peak.temporaries)}. Change first: an optimizer that makes none "
             "(fused, or a loop over parameters instead of foreach)."
         )
-    if largest in ("activations", "temporaries"):
-        advice = "more microbatches of a smaller batch"
-        if subject is None or subject.recompute == "none":
-            advice += ", or --recompute block"
-    elif largest in ("optimizer_states", "gradients", "parameters"):
-        advice = "sharding, or a larger device"
-        if subject is None or not subject.precision.startswith("bf16"):
-            advice = "fewer bytes per parameter (a bf16 precision), sharding, or a larger device"
+    batched = largest in ("activations", "temporaries")
+    if kept_bytes(memory) > room_bytes(memory):
+        then = f" Then {_smaller_activations(subject)}: {held}." if batched else ""
+        return f"It does not fit, by {over}, and no batch would: {_kept_words(memory, subject)}.{then}"
+    if largest in ("optimizer_states", "gradients", "parameters"):
+        advice = _keep_less(memory, subject)
+    elif batched:
+        advice = _smaller_activations(subject)
     else:
         advice = "a smaller batch or a larger device"
     return f"It does not fit, by {over}: {held}. Change first: {advice}."
+
+
+def _kept_words(memory: Memory, subject: SubjectInfo | None) -> str:
+    """That what the step keeps whatever the batch is more than the device has, and what makes it less."""
+    kept, lasting = kept_bytes(memory), kept_bytes(memory, temporaries=False)
+    advice = _keep_less(memory, subject)
+    if lasting <= room_bytes(memory):
+        advice = f"an optimizer without temporaries (fused, or a loop over parameters instead of foreach), {advice}"
+    made = kept - lasting
+    and_temporaries = f" and {bytes_text(made)} of optimizer temporaries" if made > lasting * _MENTIONED else ""
+    return (
+        f"{bytes_text(lasting)} of weights, gradients and optimizer states{and_temporaries} are there whatever the "
+        f"batch, and the device has {bytes_text(room_bytes(memory))} beside the context. Change first: {advice}"
+    )
+
+
+def _keep_less(memory: Memory, subject: SubjectInfo | None) -> str:
+    """What makes weights, gradients and states smaller, by their bytes per parameter."""
+    found = smaller(memory, subject)
+    said = []
+    if found.precisions:
+        said.append(f"fewer bytes per parameter (--precision {_or(found.precisions)})")
+    if found.optimizers:
+        said.append(f"an optimizer with fewer or smaller states ({_or(found.optimizers)})")
+    if found.in_backward:
+        said.append(f"updates in backward, which free each gradient ({found.in_backward})")
+    priced = "; `preflop what-if` prices each, with the activations" if said else ""
+    return f"{', '.join([*said, 'sharding'])}, or a larger device{priced}"
+
+
+def _smaller_activations(subject: SubjectInfo | None) -> str:
+    """What makes activations smaller: a batch of one sample cannot be cut."""
+    said = [
+        "smaller samples"
+        if subject is not None and subject.samples == 1
+        else "more microbatches of a smaller batch"
+    ]
+    if subject is not None and subject.samples == 1 and subject.tokens:
+        said = ["a shorter sequence"]
+    if subject is None or subject.recompute == "none":
+        said.append("--recompute block")
+    return ", or ".join(said)
+
+
+def _or(names: Sequence[str]) -> str:
+    """Names as a choice.
+
+    >>> _or(["bf16", "sgd", "lion"])
+    'bf16, sgd or lion'
+    """
+    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _without_a_device(memory: Memory, traffic: Traffic) -> str:

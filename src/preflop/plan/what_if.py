@@ -184,7 +184,7 @@ def changes(
         if name != given.precision:
             yield "precision", name, given.but(precision=name), _kept_by_precision(given.precision, name)
     if given.optimizer is not None:
-        for name in (*_in_backward(given.optimizer), *OPTIMIZERS_TRIED):
+        for name in (*OPTIMIZERS_TRIED, *_in_backward(given.optimizer)):
             if name != given.optimizer:
                 yield "optimizer", name, given.but(optimizer=name), _kept_by_optimizer(given.optimizer, name)
     own = None if given.device == "cpu" else device_with_figures(given.device).id

@@ -30,7 +30,7 @@ def _sentence(name: str, bar: ErrorBar, shown: Callable[[float], str]) -> str:
         f"{bar.under:.0%} were more than predicted)"
     )
     if not bar.nearest:
-        return f"{words}."
+        return f"{words}. No published row is near: none is of a training step of such a model."
     row = bar.nearest[0]
     return (
         f"{words}. Nearest: {row.model} on {row.device}, {row.setting}: measured {shown(row.measured)}, "

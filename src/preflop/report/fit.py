@@ -83,6 +83,7 @@ def _need_json(need: Need) -> dict[str, Any]:
         "words": need.words or None,
         "parameters": need.parameters,
         "peak_bytes": need.peak_bytes,
+        "needs_bytes": need.needs_bytes,
         "spare_bytes": need.spare_bytes,
     }
 
@@ -102,7 +103,7 @@ def _answer_lines(answer: Answer, model: str, device: str) -> Iterator[str]:
     largest = f"{_VERB[answer.what]} the largest {_OF[answer.what].format(model)}"
     yield f"{_said(answer, fits)} {largest} that fits on {device}{at}"
     yield (
-        f"  {_said(answer, fits)}{_parameters(answer, fits)}: peak {bytes_text(fits.peak_bytes)},"
+        f"  {_said(answer, fits)}{_parameters(answer, fits)}: {_held(fits)},"
         f" {bytes_text(fits.spare_bytes)} to spare"
     )
     if more is None:
@@ -139,4 +140,12 @@ def _parameters(answer: Answer, need: Need) -> str:
 
 
 def _short(need: Need) -> str:
-    return f"peak {bytes_text(need.peak_bytes)}, {bytes_text(-need.spare_bytes)} too much"
+    return f"{_held(need)}, {bytes_text(-need.spare_bytes)} too much"
+
+
+def _held(need: Need) -> str:
+    """The peak, and what is held against the device's memory."""
+    peak = f"peak {bytes_text(need.peak_bytes)}"
+    if need.needs_bytes is None:
+        return peak
+    return f"{peak}, needs {bytes_text(need.needs_bytes)} with the allocator's reserve and the context"

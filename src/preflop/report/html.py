@@ -32,6 +32,7 @@ def account_html(account: Account, *, top: int = OPERATORS_SHOWN) -> str:
         verdict=account.verdict,
         time=tables.time_sentence(account),
         fits=tables.fits_sentence(account),
+        allocated=tables.allocated_sentence(account),
         fits_on_device=account.memory.fits,
         peak=tables.peak_sentence(account),
         timeline_svg=timeline_svg(account),

@@ -296,6 +296,17 @@ def fits_sentence(account: Account) -> str | None:
     return f"Does not fit: {needs}, of {has}; {bytes_text(-memory.spare_bytes)} too much."
 
 
+def allocated_sentence(account: Account) -> str | None:
+    """From the peak of the tensors to what torch would report; None where no allocator was replayed."""
+    allocated = account.memory.allocated_bytes
+    if allocated is None:
+        return None
+    return (
+        f"Allocated peak {bytes_text(allocated)}: what torch.cuda.max_memory_allocated() shows, the peak with the "
+        "allocator's rounding, remainders that it does not split and cuBLAS's workspaces."
+    )
+
+
 def six_nd_sentence(account: Account) -> str:
     """Model FLOPs beside 6ND."""
     flops = account.flops

@@ -96,8 +96,12 @@ def _parts(account: Account, top: int) -> Iterable[RenderableType]:
     yield text(tables.peak_sentence(account))
     yield table(tables.columns_table(account.memory.columns))
     yield table(tables.peak_table(account.memory.at_peak, account.memory.peak_bytes))
-    if (fits := tables.fits_sentence(account)) is not None:
+    allocated, fits = tables.allocated_sentence(account), tables.fits_sentence(account)
+    if allocated is not None or fits is not None:
         yield ""
+    if allocated is not None:
+        yield text(allocated)
+    if fits is not None:
         yield text(fits, "bold green" if account.memory.fits else "bold red")
     yield heading("Compute")
     yield text(tables.six_nd_sentence(account))

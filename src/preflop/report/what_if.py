@@ -43,9 +43,14 @@ def what_if_parts(found: WhatIf) -> Iterable[RenderableType]:
     yield terminal.table(what_if_table(found))
     refused = [row for row in found.rows if row.refused]
     untimed = found.untimed()
+    judged = any(row.outcome and row.outcome.needs_bytes is not None for row in (found.given, *found.rows))
     hosted = [(row.words, row.outcome) for row in found.rows if row.outcome and row.outcome.host_bytes]
-    if refused or untimed or hosted:
+    if refused or untimed or hosted or judged:
         yield ""
+    if judged:
+        yield terminal.bullet(
+            "needs: what the allocator reserves, with the context; a run fits where the device has as much"
+        )
     for words, outcome in hosted:
         yield terminal.bullet(f"{words}: {host_words(outcome)}")
     for reason in untimed:
@@ -69,10 +74,13 @@ def what_if_table(found: WhatIf) -> Table:
     outcomes = [row.outcome for row in (found.given, *found.rows) if row.outcome is not None]
     timed = any(outcome.time_s is not None for outcome in outcomes)
     unit = "token" if found.given.outcome is not None and found.given.outcome.tokens else "sample"
-    headings = [Heading("", False), Heading("peak"), Heading(""), Heading("fits", False), Heading("FLOPs"),
-                Heading("moved"), Heading("")]  # fmt: skip
+    judged = any(outcome.needs_bytes is not None for outcome in outcomes)
+    headings = [Heading("", False), Heading("peak"), Heading("")]
+    headings += [Heading("needs")] * judged + [Heading("fits", False), Heading("FLOPs"), Heading("moved"), Heading("")]
+    title = "What if: one change at a time"
     if timed:
-        headings += [Heading(f"time per {unit}"), Heading("")]
+        headings += [Heading("time"), Heading("")]
+        title += f", time per {unit}"
     rows = []
     knob = ""
     for row in (found.given, *found.rows):
@@ -81,17 +89,20 @@ def what_if_table(found: WhatIf) -> Table:
         named = row.knob == knob or not row.knob or row.words.startswith(row.knob)
         label = row.words if named else f"{row.knob}: {row.words}"
         knob = row.knob
-        rows.append(_cells(found, row, row.outcome, label, timed))
-    return Table("What if: one change at a time", tuple(headings), tuple(rows))
+        rows.append(_cells(found, row, row.outcome, label, judged=judged, timed=timed))
+    return Table(title, tuple(headings), tuple(rows))
 
 
-def _cells(found: WhatIf, row: Row, outcome: Outcome, label: str, timed: bool) -> tuple[str, ...]:
+def _cells(
+    found: WhatIf, row: Row, outcome: Outcome, label: str, *, judged: bool, timed: bool
+) -> tuple[str, ...]:
     changed = found.change(row)
     given = row is found.given
     cells = [
         label,
         tables.short_bytes(outcome.peak_bytes),
         "" if given else change_text(changed.peak),
+        *(["-" if outcome.needs_bytes is None else tables.short_bytes(outcome.needs_bytes)] if judged else []),
         {True: "yes", False: "no", None: "-"}[outcome.fits],
         tables.flops_text(outcome.flops_hardware),
         tables.short_bytes(outcome.moved_bytes),

@@ -13,7 +13,7 @@ from importlib import resources
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from preflop.hardware.device import Device, peak_name
+from preflop.hardware.device import Device, MissingFigure, peak_name
 from preflop.timing.this import is_this, this_table
 
 if sys.version_info >= (3, 11) or TYPE_CHECKING:
@@ -61,7 +61,8 @@ def _of_launching(name: str, device: Device | None) -> float:
 def achieved_matmul(device: Device, dtype: str) -> Achieved | None:
     """Share of the dense peak that the best measured matmul of this dtype reached on the device.
 
-    Else of the device's bfloat16 (or first) matmul, else the median of its vendor's devices.
+    Else of the device's bfloat16 (or first) matmul, else the median of its vendor's devices. Medians of two
+    formats are of different devices; one of TF32 is therefore held against the one of float32 (`_tf32_at_least`).
     """
     name = peak_name(dtype)
     if is_this(device):
@@ -72,7 +73,33 @@ def achieved_matmul(device: Device, dtype: str) -> Achieved | None:
             basis = _basis(f"{device.name} {candidate} matmul", own[candidate])
             caution = f"nobody measured {name} matmuls on it: {candidate}'s share stands in"
             return _typical(own[candidate], basis, "" if candidate == name else caution)
+    found = _borrowed(device, name)
+    return _tf32_at_least(device, found) if found and name == "tf32" else found
+
+
+def _borrowed(device: Device, name: str) -> Achieved | None:
     return _vendor_median(device, "matmul", name) or _vendor_median(device, "matmul", "bfloat16")
+
+
+def _tf32_at_least(device: Device, found: Achieved) -> Achieved:
+    """A borrowed share of the TF32 peak, with which matmuls take no longer than float32's borrowed share says.
+
+    TF32 is a permission ("whether TensorFloat-32 tensor cores may be used", torch.backends.cuda.matmul.allow_tf32):
+    cuBLAS may run the float32 kernel all the same, so that the faster of the two is expected.
+    """
+    plain = _borrowed(device, "float32")
+    try:
+        peaks = device.peak_flops_per_s("float32"), device.peak_flops_per_s("tf32")
+    except MissingFigure:
+        return found
+    if plain is None or plain.ratio * peaks[0] <= found.ratio * peaks[1]:
+        return found
+    ratio = min(1.0, plain.ratio * peaks[0] / peaks[1])
+    words = (
+        f"{plain.basis}; TF32's, {found.ratio:.1%} of its peak, would make it slower than float32, whose kernels "
+        "may run as well: the faster is expected"
+    )
+    return Achieved(ratio, words, found.caution)
 
 
 def achieved_bandwidth(device: Device) -> Achieved | None:
