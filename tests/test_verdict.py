@@ -108,7 +108,6 @@ def test_temporaries_alone_want_an_optimizer_without_them():
 def test_one_sample_is_not_cut():
     """A batch of one sample: a shorter sequence, no smaller batch."""
     account = preflop.account("gpt2-nano", {"batch_size": 1, "sequence_length": 256}, device="l4")
-    _, said = on_a_device_of(2 * kept_bytes(account.memory), account)
     held = dataclasses.replace(account.memory.at_peak, activations=2**40)
     memory = dataclasses.replace(account.memory, fits=False, spare_bytes=-1, at_peak=held)
     said = verdict(memory, account.flops, account.traffic, account.time, (), account.device, account.tape.subject)
