@@ -7,8 +7,12 @@ import dataclasses
 import preflop
 from preflop.account import DeviceFacts, OperatorRow, Time
 from preflop.accounting import account_tape, find_device
+from preflop.choosing import Accounts
+from preflop.plan.choice import Choice
+from preflop.plan.outcome import outcome_of
 from preflop.plan.smaller import kept_bytes, room_bytes, smaller
 from preflop.plan.verdict import verdict
+from preflop.plan.what_if import changes
 from tests.tapes import linear_step
 
 NANO = {"batch_size": 1, "sequence_length": 16}
@@ -117,9 +121,11 @@ def test_one_sample_is_not_cut():
 def test_what_if_and_the_verdict_agree():
     """On a device of any memory: what what-if finds to fit, of fewer bytes per parameter, the verdict's rule names."""
     account = preflop.account("gpt2-nano", NANO, device="l4", precision="bf16-mixed")
-    found = preflop.what_if("gpt2-nano", NANO, device="l4", precision="bf16-mixed", devices=())
+    prices = Accounts("gpt2-nano", NANO, precision="bf16-mixed", device="l4")
     fewer = {"bf16", "bf16-fp32-states", "adamw-8bit", "adafactor", "lion", "momentum", "sgd"}
-    rows = {row.words: row.outcome.needs_bytes for row in found.rows if row.words in fewer and row.outcome}
+    given = Choice(batch=1, seq=16, precision="bf16-mixed", device="l4")
+    tried = {words: choice for _, words, choice, _ in changes(given, devices=()) if words in fewer}
+    rows = {words: outcome_of(prices.account(choice)).needs_bytes for words, choice in tried.items()}
     assert set(rows) == fewer
     for needs in rows.values():
         memory, _ = on_a_device_of(needs - account.memory.context_bytes, account)
