@@ -159,6 +159,51 @@ def _speech_of_phonemes(config: Any) -> Batch:
     }
 
 
+def _transducer(config: Any, *, labels: bool = True) -> Batch:
+    """Sound, and the tokens said with a blank before them, as the prediction network reads them."""
+    said, frames = ids(config, 4), 48  # few: the loss walks over each in Python
+    blank = torch.full((BATCH, 1), config.blank_token_id)
+    batch = {
+        "input_features": torch.rand(BATCH, frames, config.encoder_config.num_mel_bins),
+        "attention_mask": torch.ones(BATCH, frames, dtype=torch.long),
+        "decoder_input_ids": torch.cat([blank, said], dim=1),
+    }
+    return {**batch, "labels": said} if labels else batch
+
+
+def _transducer_without_labels(config: Any) -> Batch:
+    """Their loss is torchaudio's, which the sweep does without."""
+    return _transducer(config, labels=False)
+
+
+def _stacked_mels(config: Any) -> Batch:
+    """Four frames in one, as the feature extractor makes them."""
+    return {
+        "input_features": torch.rand(BATCH, 128, 4 * config.encoder_config.num_mel_bins),
+        "labels": ids(config, 8),
+    }
+
+
+def _stacked_sound_and_text(config: Any) -> Batch:
+    """One audio token for each frame that the feature extractor stacks."""
+    frames = 16
+    tokens = ids(config, frames + 16)
+    tokens[:, 2 : 2 + frames] = config.audio_token_id
+    return {
+        "input_ids": tokens,
+        "attention_mask": torch.ones_like(tokens),
+        "input_features": torch.rand(BATCH, frames, config.audio_config.input_size),
+        "input_features_mask": torch.ones(BATCH, frames, dtype=torch.long),
+        "labels": tokens.masked_fill(tokens == config.audio_token_id, -100),
+    }
+
+
+def _text_and_codes(config: Any) -> Batch:
+    """A text token and one code of each codebook a step."""
+    tokens = ids(config, LENGTH * (config.num_codebooks + 1)).reshape(BATCH, LENGTH, -1)
+    return {"input_ids": tokens, "labels": tokens[:, :, 0].clone()}
+
+
 def _policy_question(config: Any) -> Batch:
     tokens = ids(config, config.mm_tokens_per_image + 16)
     kinds = torch.zeros_like(tokens)
@@ -174,6 +219,13 @@ def _policy_question(config: Any) -> Batch:
 
 OVERRIDES: dict[str, Maker] = {
     "pi0": _robot,
+    "fun_asr_nano": _stacked_sound_and_text,
+    "kyutai_speech_to_text": _text_and_codes,
+    "parakeet_tdt/ParakeetForTDT": _transducer,
+    "parakeet_rnnt/ParakeetForRNNT": _transducer_without_labels,
+    "nemotron_asr_streaming/NemotronAsrStreamingForRNNT": _transducer_without_labels,
+    "nemotron3_5_asr/Nemotron3_5AsrForRNNT": _transducer_without_labels,
+    "granite_speech5_ctc/GraniteSpeech5ForCTC": _stacked_mels,
     "dia/DiaForConditionalGeneration": _dialogue,
     "fastspeech2_conformer/FastSpeech2ConformerModel": _speech_of_phonemes,
     "shieldgemma2": _policy_question,

@@ -286,6 +286,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "moonshine_streaming": {"num_key_value_heads": 4},
     "llama4": {
         "vision_config.intermediate_size": 256,
+        "vision_config.vision_output_dim": 64,
         "vision_config.projector_output_dim": 64,
         "vision_config.projector_input_dim": 64,
     },
@@ -330,7 +331,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         for name in ("vision-encoder-decoder", "speech-encoder-decoder")
     },
     "shieldgemma2": {"mm_tokens_per_image": 4, "yes_token_index": 400, "no_token_index": 401},
-    "deepseek_ocr2": {"text_config.mlp_layer_types": ["dense", "sparse"]},
+    "kyutai_speech_to_text": {"codec_config.upsample_groups": 64},
+    "omdet-turbo": {"encoder_in_channels": [32, 64, 128]},
+    "deepseek_ocr2": {
+        "vision_config.sam_config.downsample_channels": [48, 64],
+        "text_config.mlp_layer_types": ["dense", "sparse"],
+    },
     "chameleon": {
         "vq_config.num_embeddings": 64,
         "vocabulary_map": {
@@ -381,8 +387,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "step3p7": {"text_config.sliding_window": 16},
     "pp_doclayout_v2": {"class_thresholds": [0.5] * 25, "class_order": list(range(25))},
-    "pp_ocrv6_small_det": {"layer_list_out_channels": [96, 192, 384, 768]},
+    "pp_ocrv6_small_det": {"layer_list_out_channels": [96, 96, 192, 384]},
     "sapiens2": {
+        "num_key_value_heads_per_layer": [4, 2],
         "head_config.upsample_out_channels": [32, 32],
         "head_config.upsample_kernel_sizes": [4, 4],
         "head_config.conv_out_channels": [32],
@@ -392,6 +399,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         name: {
             "scale_factor_list": [1, 2, 4, 8],
             "kernel_list": [3, 2, 2],
+            "neck_out_channels": 64,
             "intraclass_block_config": INTRACLASS,
         }
         for name in ("pp_ocrv5_server_det", "pp_ocrv6_medium_det")
