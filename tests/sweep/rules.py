@@ -339,6 +339,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "chameleon": {
         "vq_config.num_embeddings": 64,
+        "vq_config.base_channels": 32,
         "vocabulary_map": {
             "<image>": 500,
             **{
@@ -349,6 +350,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "emu3": {
         "vq_config.codebook_size": 64,
+        "vq_config.base_channels": 32,
         "vocabulary_map": {
             "<image>": 500,
             "<|extra_200|>": 501,
@@ -389,7 +391,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "pp_doclayout_v2": {"class_thresholds": [0.5] * 25, "class_order": list(range(25))},
     "pp_ocrv6_small_det": {"layer_list_out_channels": [96, 96, 192, 384]},
     "sapiens2": {
-        "num_key_value_heads_per_layer": [4, 2],
+        "num_key_value_heads_per_layer": [4] * 8 + [2] * 8 + [4] * 8,
         "head_config.upsample_out_channels": [32, 32],
         "head_config.upsample_kernel_sizes": [4, 4],
         "head_config.conv_out_channels": [32],
@@ -415,7 +417,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "prompt_depth_anything": {"reassemble_hidden_size": 64},
     "depth_anything": {"reassemble_hidden_size": 64},
-    "granite4_vision": {"spatial_target_layers": [1, 1, 1, 1], "deepstack_layer_map": [(1, 0)]},
+    "granite4_vision": {
+        "spatial_target_layers": [1, 1, 1, 1],
+        "deepstack_layer_map": [(1, 0)],
+        "downsample_rate": "1/2",
+    },
     "lw_detr": {"num_feature_levels": 1, "projector_in_channels": [64]},
 }
 """Per model type, or pair: field (dotted into sub-configurations) -> value. Written after the rules."""
