@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,9 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
         ["account", "gpt2", "--batch", "1", "--seq", "8", "--recompute", "all"],
         ["all", "block"],
     ),
+    "one as a share": (["copies", "gpt2", "--fail-over", "1"], ["'1'", "1%", "0.01", "with its sign"]),
+    "words as a share": (["copies", "gpt2", "--fail-over", "abc"], ["'abc'", "1%", "0.01", "with its sign"]),
+    "fifty as a share": (["copies", "gpt2", "--fail-over", "50"], ["'50'", "1%", "0.01", "with its sign"]),
     "unknown option": (["account", "gpt2", "--bach", "1"], ["--bach"]),
     "no model": (["account"], ["MODEL"]),
     "no batch": (["account", "gpt2"], ["batch", "--batch"]),
@@ -331,6 +335,41 @@ def test_no_parameters_is_not_bad_input(place):
     done = command(place, "account", "m.py:no_parameters", *B, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["memory"]["columns"]["parameters"]["bytes"] == 0
+
+
+def _calls() -> dict[str, tuple[Callable[[], object], list[str]]]:
+    import torch
+
+    import preflop
+
+    linear, x = torch.nn.Linear(8, 4), torch.zeros(2, 8)
+    step = preflop.account(linear, x)
+    return {
+        "choices of a module": (lambda: preflop.choices(linear), ["named model", "Linear", "preflop.account"]),
+        "device that is a number": (lambda: preflop.account(linear, x, device=5), ["int: 5", "preflop hardware"]),
+        "device of torch": (
+            lambda: preflop.account(linear, x, device=torch.device("cpu")), ["device is named by text"],
+        ),
+        "no precision": (lambda: preflop.account(linear, x, precision=None), ["precision", "NoneType", "fp32"]),
+        "flops of a number": (lambda: preflop.flops_ledger(3), ["flops_ledger", "int: 3", "preflop.record"]),
+        "memory of a number": (lambda: preflop.memory_ledger(3), ["memory_ledger", "int: 3"]),
+        "traffic of a number": (lambda: preflop.traffic_ledger(3), ["traffic_ledger", "int: 3"]),
+        "copies of a number": (lambda: preflop.copies_ledger(3), ["copies_ledger", "int: 3"]),
+        "flops of an account": (lambda: preflop.flops_ledger(step), ["Account", ".tape"]),
+        "saving no tape": (lambda: preflop.save_tape(3, "x.tape"), ["save_tape", "int: 3"]),
+        "record of a number": (lambda: preflop.record(3), ["int: 3", "preflop.record(fn, x)"]),
+    }  # fmt: skip
+
+
+def test_wrong_kinds_in_python() -> None:
+    """Each public function says what it was given and what it needs; nothing falls out of its inside."""
+    import preflop
+
+    for name, (call, needed) in _calls().items():
+        with pytest.raises(preflop.PreflopError) as raised:
+            call()
+        for words in needed:
+            assert words in str(raised.value), (name, str(raised.value))
 
 
 def command(place: Path, *words: str, **options) -> subprocess.CompletedProcess[str]:

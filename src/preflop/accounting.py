@@ -81,7 +81,7 @@ class Account(Figures):
         show(self, top=top)
 
 
-def find_device(name: str) -> Device | None:
+def find_device(name: Any) -> Device | None:
     """The device of that name; None for "cpu", which has memory and kernels but no catalog figures.
 
     "this" is this machine as `preflop calibrate` measured it.
@@ -89,7 +89,7 @@ def find_device(name: str) -> Device | None:
     Raises:
         UnknownDevice: no such device; the message names the nearest.
     """
-    return None if name.casefold() == CPU else device_with_figures(name)
+    return None if isinstance(name, str) and name.casefold() == CPU else device_with_figures(name)
 
 
 def account_tape(tape: Tape, device: Device | None = None) -> Account:

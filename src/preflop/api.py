@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from preflop.errors import BadSubject, described
 from preflop.tape.events import Tape
 
 if TYPE_CHECKING:
@@ -135,9 +136,17 @@ def record(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Tape:
         >>> a, b = torch.randn(4, 8), torch.randn(8, 16)
         >>> preflop.flops_ledger(preflop.record(torch.matmul, a, b)).total()    # 2 * 4 * 8 * 16
         1024
+
+    Raises:
+        BadSubject: `fn` is nothing that can be called.
     """
     from preflop.record.call_tape import record_call
 
+    if not callable(fn):
+        raise BadSubject(
+            f"record needs something to call, and was given {described(fn)}.\n"
+            "  Give the function (or module) and its arguments apart: preflop.record(fn, x) for fn(x)."
+        )
     return record_call(fn, args, kwargs)
 
 

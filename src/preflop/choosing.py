@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from preflop.accounting import CPU, Account, account_tape, find_device
 from preflop.api import shipped_of, tape_of_subject
-from preflop.errors import BadSubject, PreflopError
+from preflop.errors import BadSubject, PreflopError, described
 from preflop.hardware.device import Device
 from preflop.ledgers.flops import flops_totals
 from preflop.ledgers.memory import memory
@@ -45,31 +45,44 @@ SubjectAt = Callable[[int, "int | None"], Subject]
 def choices(
     model: str,
     *,
-    recompute: Sequence[str] = RECOMPUTE,
+    recompute: str | Sequence[str] = RECOMPUTE,
     optimizer: Any = "adamw",
     precision: str = "fp32",
     device: str = "cpu",
 ) -> Choices:
     """A named model ready to be priced at any batch, sequence, accumulation and recomputation.
 
+    Named, because batches of other sizes are made for it: a module or factory is priced one batch at a
+    time, with `preflop.account`.
+
     Tapes that ship are taken (without torch); the others are recorded at a few small sizes.
 
     Args:
-        recompute: the modes that will be asked for.
-        device: whose kernels are recorded.
+        recompute: the mode or modes that will be asked for.
+        device: whose kernels are recorded, and whose rates give the time.
 
     Raises:
         PreflopError: a name that is not known.
         NotPolynomial: sizes of the step are no polynomials; record each size by itself.
     """
+    if not isinstance(model, str):
+        raise BadSubject(
+            f"choices are of a named model, for which batches of other sizes can be made, and not of "
+            f"{described(model)}.\n"
+            "  Give a name of `preflop models`; price a module or a factory one batch at a time, with "
+            "preflop.account."
+        )
+    modes = (recompute,) if isinstance(recompute, str) else recompute
+    target = find_device(device)
     facts = find(model)
+    kernels = _recorded_for(target)
     regimes = _regimes(facts)
 
     def subject_at(mode: str) -> SubjectAt:
         def at(batch: int, seq: int | None) -> Subject:
             size = {"batch_size": batch} | ({} if seq is None else {"sequence_length": seq})
             return resolve(
-                facts.name, size, recompute=mode, optimizer=optimizer, precision=precision, device=device
+                facts.name, size, recompute=mode, optimizer=optimizer, precision=precision, device=kernels
             )
 
         return at
@@ -79,7 +92,7 @@ def choices(
 
     tapes: dict[str, list[ParametricTape]] = {}
     annotated: list[ParametricTape] = []
-    for mode in recompute:
+    for mode in modes:
         shipped = shipped_at_any_size(subject_at(mode)(2, None if facts.is_image else 128))
         if shipped:
             tapes[mode] = shipped
@@ -89,7 +102,7 @@ def choices(
             tapes[mode] = [recompute_at_any_size(tape, how=mode) for tape in annotated]
         except (Refused, NotPolynomial):
             tapes[mode] = recorded(mode)
-    return Choices(tapes)
+    return Choices(tapes, device=target)
 
 
 def _recorded(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class PreflopError(Exception):
@@ -69,14 +70,38 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 def unknown_name(
-    error: type[PreflopError], what: str, name: str, known: Iterable[str], see: str
+    error: type[PreflopError], what: str, name: Any, known: Iterable[str], see: str
 ) -> PreflopError:
     """An error for a name that is not known: what we got, the nearest, where all of them stand.
 
     >>> print(unknown_name(UnknownDevice, "device", "h100-smx", ["h100-sxm"], "`preflop hardware`"))
     no device named 'h100-smx'.
       Nearest: h100-sxm. All: `preflop hardware`.
+
+    What is no text has no near names:
+
+    >>> print(unknown_name(UnknownDevice, "device", 5, ["h100-sxm"], "`preflop hardware`"))
+    a device is named by text, and this is int: 5.
+      All: `preflop hardware`.
     """
+    if not isinstance(name, str):
+        article = "an" if what[0] in "aeiou" else "a"
+        return error(f"{article} {what} is named by text, and this is {described(name)}.\n  All: {see}.")
     near = ", ".join(nearest(name, known))
     hint = f"Nearest: {near}. " if near else ""
     return error(f"no {what} named {name!r}.\n  {hint}All: {see}.")
+
+
+def described(value: Any) -> str:
+    """What was given, in words short enough for a message: its type, and itself if that is short.
+
+    >>> described(5), described([0] * 99)
+    ('int: 5', 'list')
+    """
+    words = "" if value is None else repr(value)
+    short = 0 < len(words) <= _SHORT and not words.startswith("<") and "\n" not in words
+    return f"{type(value).__name__}: {words}" if short else type(value).__name__
+
+
+_SHORT = 40
+"""Characters of a value that a message repeats."""

@@ -8,6 +8,7 @@ dtypes into torch's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from preflop.errors import UnknownPrecision, unknown_name
 from preflop.units import DTYPE_BYTES
@@ -120,7 +121,7 @@ PRECISIONS: dict[str, Precision] = {
 }
 
 
-def find_precision(name: str) -> Precision:
+def find_precision(name: Any) -> Precision:
     """The precision of that name, exactly as written or in other case.
 
     >>> find_precision("bf16-mixed").parameter_dtype
@@ -133,7 +134,7 @@ def find_precision(name: str) -> Precision:
     Raises:
         UnknownPrecision: there is none; the message names the nearest.
     """
-    found = PRECISIONS.get(name.strip().casefold())
+    found = PRECISIONS.get(name.strip().casefold()) if isinstance(name, str) else None
     if found is None:
         raise unknown_name(UnknownPrecision, "precision", name, PRECISIONS, ", ".join(PRECISIONS))
     return found

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
+from numbers import Integral
+from typing import Any
 
 from preflop.errors import BadNumber
 
@@ -87,21 +89,26 @@ def read_share(text: str, what: str) -> float:
 
 
 def read_percent(text: str, what: str) -> float:
-    """A share written as "1%" or 0.01: from 0 to 1.
+    """A share written as "1%" or 0.01: from 0% to 100%, or from 0 to below 1.
+
+    A bare 1 is refused: it may be meant as a percent, and would be all of it.
 
     >>> read_percent("1%", "--fail-over"), read_percent("0.01", "--fail-over")
     (0.01, 0.01)
 
     Raises:
-        BadNumber: not a number, or outside of 0 to 1.
+        BadNumber: neither of the two.
     """
+    need = "a percentage with its sign (1%), or a share below 1 (0.01)"
     written = text.strip()
     percent = written.endswith("%")
-    number = read_number(written[:-1] if percent else written, what)
-    share = float(number) / 100 if percent else float(number)
-    if not 0 <= share <= 1:
-        raise _bad(what, text, "a share from 0 to 1, or from 0% to 100%")
-    return share
+    try:
+        number = read_number(written.removesuffix("%"), what)
+    except BadNumber:
+        raise _bad(what, text, need) from None
+    if not 0 <= number <= 100 or (not percent and number >= 1):
+        raise _bad(what, text, need)
+    return float(number) / 100 if percent else float(number)
 
 
 def read_sizes(words: Iterable[str]) -> dict[str, int]:
@@ -137,6 +144,24 @@ def read_strides(text: str) -> tuple[int, ...]:
     if not all(part.isdigit() for part in parts):
         raise _bad("--strides", text, "whole numbers of 0 or more, with commas between: 4096,64,1")
     return tuple(int(part) for part in parts)
+
+
+def whole(name: str, value: Any, *, least: int = 1) -> int:
+    """A whole number of at least `least`, or a clear error; a float that is whole is one.
+
+    >>> whole("batch", 8), whole("batch", 8.0)
+    (8, 8)
+    >>> whole("batch", 0)
+    Traceback (most recent call last):
+    preflop.errors.BadNumber: batch is 0; it must be a whole number of at least 1.
+
+    Raises:
+        BadNumber: anything else.
+    """
+    integral = isinstance(value, Integral) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not integral or value < least:
+        raise BadNumber(f"{name} is {value!r}; it must be a whole number of at least {least}.")
+    return int(value)
 
 
 def require_positive(**values: float) -> None:

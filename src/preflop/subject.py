@@ -21,6 +21,7 @@ from typing import Any
 from preflop.errors import BadFile, BadNumber, BadSubject, NotYet, PreflopError
 from preflop.optimizers import IN_BACKWARD, OptimizerSpec, find_optimizer
 from preflop.precision import Precision, find_precision
+from preflop.quantity import whole
 from preflop.recomputation import parse as parse_recompute
 
 RECOMPUTE = ("none", "block", "selective")
@@ -145,21 +146,6 @@ def resolve(
 
 
 # -- checks ---------------------------------------------------------------------------------------
-
-
-def whole(name: str, value: Any, *, least: int = 1) -> int:
-    """A whole number of at least `least`, or a clear error.
-
-    >>> whole("batch", 8)
-    8
-    >>> whole("batch", 0)
-    Traceback (most recent call last):
-    preflop.errors.BadNumber: batch is 0; it must be a whole number of at least 1.
-    """
-    integral = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    if isinstance(value, bool) or not integral or value < least:
-        raise BadNumber(f"{name} is {value}; it must be a whole number of at least {least}.")
-    return int(value)
 
 
 def _one_device(gpus: Any, shard: str) -> None:

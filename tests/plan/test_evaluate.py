@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from preflop.account import Account
 from preflop.accounting import account_tape, find_device
+from preflop.errors import BadNumber
 from preflop.hardware.device import Device
 from preflop.plan.choices import Choices
 from preflop.plan.evaluate import Evaluator, _unexceeded
@@ -148,6 +149,36 @@ def test_sizes_that_were_not_verified_are_refused() -> None:
         model.evaluate(4, 512)
     with pytest.raises(NotPolynomial, match="'block'"):
         model.evaluate(4, 128, recompute="block")
+
+
+@pytest.mark.parametrize("wrong", [-2, 0, 1.5, "8", float("nan"), True])
+@pytest.mark.parametrize("what", ["batch", "seq", "microbatches"])
+def test_numbers_that_are_no_counts_are_refused(what: str, wrong: object) -> None:
+    """Batch, sequence and microbatches: whole numbers of at least 1, and one message for all others."""
+    model = Choices({"none": [parametric(MANY[0], MODEL)]})
+    sizes = {"batch": 4, "seq": 128, "microbatches": 2} | {what: wrong}
+    with pytest.raises(BadNumber, match=f"{what} is .*; it must be a whole number of at least 1"):
+        model.evaluate(**sizes)
+
+
+def test_a_float_that_is_whole_is_a_count() -> None:
+    """4.0 == 4, and numpy's integers are integers."""
+    import numpy as np
+
+    model = Choices({"none": [parametric(MANY[0], MODEL)]})
+    wanted = model.evaluate(4, 128, microbatches=2)
+    assert model.evaluate(4.0, np.int64(128), microbatches=2.0) == wanted  # type: ignore[arg-type]
+
+
+def test_the_device_that_choices_were_made_for_is_evaluated() -> None:
+    """Named once, it gives the time of every evaluation; another may be named for one."""
+    from preflop.choosing import choices
+
+    model = choices(MODEL, recompute="none", precision="bf16-mixed", device="h100-sxm")
+    found = model.evaluate(4, 128)
+    assert found.expected_s is not None
+    assert found == model.evaluate(4, 128, device=device())
+    assert model.evaluate(4, 128, device=device("h200")).lower_s != found.lower_s
 
 
 def test_only_unexceeded_moments_are_kept() -> None:

@@ -14,7 +14,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from preflop.errors import BadFile, UnknownDevice, nearest
+from preflop.errors import BadFile, UnknownDevice, described, nearest
 from preflop.hardware.device import CONFIDENCE, Device, Figure
 from preflop.units import GIB
 
@@ -115,7 +115,7 @@ def devices() -> tuple[Device, ...]:
     return tuple(_load(device_id) for device_id in sorted(_texts()))
 
 
-def find(name: str) -> Device:
+def find(name: Any) -> Device:
     """The device of that id, alias, name or torch name.
 
     >>> find("h100").id, find("RTX 4090").id, find("NVIDIA L40S").id
@@ -124,7 +124,7 @@ def find(name: str) -> Device:
     Raises:
         UnknownDevice: no device, or more than one, has that name.
     """
-    ids = _ids_by_name().get(normalize(name), ())
+    ids = _ids_by_name().get(normalize(name), ()) if isinstance(name, str) else ()
     if len(ids) == 1:
         return _load(ids[0])
     if ids:
@@ -180,7 +180,12 @@ def _known_names() -> list[str]:
     return sorted({name for head in heads for name in (head["id"], *head["aliases"], *head["torch_names"])})
 
 
-def _unknown(name: str) -> UnknownDevice:
+def _unknown(name: Any) -> UnknownDevice:
+    if not isinstance(name, str):
+        return UnknownDevice(
+            f"a device is named by text, and this is {described(name)}.\n"
+            "  Give a name of `preflop hardware`, or 'cpu', or 'this' for this machine as calibrated."
+        )
     if normalize(name) == "cpu":
         return UnknownDevice(
             "cpu has no figures in the catalog: CPUs differ too much for one data sheet to stand for them.\n"

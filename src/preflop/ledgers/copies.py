@@ -20,7 +20,7 @@ from preflop.ops import inner_copies
 from preflop.ops.arguments import keyword, result
 from preflop.ops.moved import distinct_bytes
 from preflop.strides import is_permuted, repeats
-from preflop.tape.events import Call, Phase, Role, Signature, Storage, Tape, TensorMeta
+from preflop.tape.events import Call, Phase, Role, Signature, Storage, Tape, TensorMeta, require_tape
 
 _CLONES = {"aten.clone", "aten._reshape_copy", "aten.contiguous"}
 _JOINS = {"aten.cat": "cat", "aten.stack": "stack"}
@@ -55,6 +55,7 @@ def copies_ledger(tape: Tape, *, kernels_only: bool = False) -> Ledger:
     Args:
         kernels_only: only what torch's profiler shows as `aten::copy_`, without cat, stack and masks.
     """
+    require_tape(tape, "copies_ledger")
     kinds = dtypes(tape)
     rows: dict[tuple[str, str, str, str, str], list[int]] = {}
     for call, copy in copies(tape):

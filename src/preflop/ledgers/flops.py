@@ -12,7 +12,7 @@ from preflop.ledgers.ledger import Ledger, Row
 from preflop.ledgers.tally import Origin, count_by_origin, dtypes, used_outputs
 from preflop.ops.pricing import work
 from preflop.ops.registry import Kind, Work
-from preflop.tape.events import Phase, Tape
+from preflop.tape.events import Phase, Tape, require_tape
 
 MODEL_KINDS = frozenset({Kind.MATMUL, Kind.ATTENTION, Kind.CONVOLUTION})
 
@@ -52,6 +52,7 @@ def flops_ledger(tape: Tape, *, elementwise: bool = False) -> Ledger:
     Does not count: bias, what a kernel recomputes inside (see `flops_totals`).
     `unknown` names every operator that makes or changes tensors and has no formula.
     """
+    require_tape(tape, "flops_ledger")
     kinds = dtypes(tape)
     rows: dict[tuple[str, str, str, str, str], list[int]] = {}
     unknown: dict[str, int] = {}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, overload
 
 from preflop.account import AtPeak, Column, Columns, Memory, TimelinePoint
 from preflop.ledgers.ledger import Ledger, Row
-from preflop.tape.events import HOST, Call, Mark, Role, Storage, Tape
+from preflop.tape.events import HOST, Call, Mark, Role, Storage, Tape, require_tape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,6 +75,7 @@ def memory_ledger(tape: Tape) -> Ledger:
     `total()` is the peak. Storages that no call made (parameters, inputs) stand under their role's
     name, in the module that holds them.
     """
+    require_tape(tape, "memory_ledger")
     replay = _Replay(tape)
     peak = replay.peak(tape.steps - 1)
     sums: dict[tuple[str, str, str, str, str], list[int]] = {}

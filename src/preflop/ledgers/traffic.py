@@ -13,7 +13,7 @@ from preflop.ledgers.tally import PHASES, Origin, aliasing, dtypes
 from preflop.ops.moved import UNTOUCHED, is_view
 from preflop.ops.pricing import moved
 from preflop.ops.registry import Moved
-from preflop.tape.events import Tape
+from preflop.tape.events import Tape, require_tape
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ def traffic_ledger(tape: Tape) -> TrafficLedger:
     Counts: per call, each distinct storage range it reads or writes, once; gathered rows, not whole
     tables. Does not count: views, caches, what a kernel spills, data moved between devices.
     """
+    require_tape(tape, "traffic_ledger")
     kinds = dtypes(tape)
     rows: dict[tuple[str, str, str, str, str], list[int]] = {}
     read = written = 0

@@ -7,14 +7,22 @@ from collections.abc import Mapping, Sequence
 from preflop.hardware.device import Device
 from preflop.plan.evaluate import Evaluator
 from preflop.plan.outcome import Outcome
+from preflop.quantity import whole
 from preflop.tape.sizes import NotPolynomial, ParametricTape
 
 
 class Choices:
     """One model on one kind of device, ready to be priced at thousands of choices."""
 
-    def __init__(self, tapes: Mapping[str, Sequence[ParametricTape]]) -> None:
-        """Takes, for each recomputation mode, the parametric tapes that together hold every size."""
+    def __init__(
+        self, tapes: Mapping[str, Sequence[ParametricTape]], *, device: Device | None = None
+    ) -> None:
+        """Takes, for each recomputation mode, the parametric tapes that together hold every size.
+
+        Args:
+            device: whose rates give the time where `evaluate` names no other.
+        """
+        self._device = device
         self._evaluators = {mode: [Evaluator(tape) for tape in those] for mode, those in tapes.items()}
 
     @property
@@ -24,6 +32,7 @@ class Choices:
 
     def holds(self, batch: int, seq: int | None = None, *, recompute: str = "none") -> bool:
         """Whether the size was verified."""
+        batch, seq = _sizes(batch, seq)
         return any(e.holds(batch, seq) for e in self._evaluators.get(recompute, ()))
 
     def evaluate(
@@ -39,13 +48,22 @@ class Choices:
 
         Args:
             batch: what one forward sees; `microbatches` of them make a step.
-            device: whose rates give the time; None: no time.
+            device: whose rates give the time; None: those of the device that the choices were made for,
+                and no time where that is the CPU.
 
         Raises:
+            BadNumber: a size or a number of microbatches that is no whole number of at least 1.
             NotPolynomial: the size, or the mode, is none that a tape was verified for.
         """
+        batch, seq = _sizes(batch, seq)
+        microbatches = whole("microbatches", microbatches)
+        device = device or self._device
         for evaluator in self._evaluators.get(recompute, ()):
             if evaluator.holds(batch, seq):
                 return evaluator.evaluate(batch, seq, microbatches=microbatches, device=device)
         size = f"batch {batch}" + ("" if seq is None else f", sequence {seq}")
         raise NotPolynomial(f"no tape of recompute {recompute!r} was verified for {size}")
+
+
+def _sizes(batch: int, seq: int | None) -> tuple[int, int | None]:
+    return whole("batch", batch), None if seq is None else whole("seq", seq)

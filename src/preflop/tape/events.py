@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from preflop.errors import BadTape, described
 from preflop.units import DTYPE_BYTES
 
 HOST = "host"
@@ -216,3 +217,21 @@ class Tape:
         """The calls of the last recorded step."""
         last = self.steps - 1
         return [call for call in self.calls if call.step == last]
+
+
+def require_tape(value: Any, who: str) -> None:
+    """Refuse what is no tape, where a tape is read.
+
+    Args:
+        who: the function that was called, for the message.
+
+    Raises:
+        BadTape: it is something else; the message says where a tape comes from.
+    """
+    if isinstance(value, Tape):
+        return
+    held = isinstance(getattr(value, "tape", None), Tape)
+    how = (
+        "Give its .tape." if held else "preflop.record(fn, ...) makes one; so does preflop.account(...).tape."
+    )
+    raise BadTape(f"{who} needs a tape, and was given {described(value)}.\n  {how}")

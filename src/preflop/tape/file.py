@@ -32,6 +32,7 @@ from preflop.tape.events import (
     SubjectInfo,
     Tape,
     TensorMeta,
+    require_tape,
 )
 from preflop.tape.sizes import Constant
 from preflop.units import DTYPE_BYTES
@@ -50,6 +51,7 @@ def save(tape: Tape, path: str | os.PathLike[str]) -> None:
         BadFile: the file cannot be written.
         BadTape: an operator has an argument of a kind that the format does not know.
     """
+    require_tape(tape, "save_tape")
     text = json.dumps(tape_to_json(tape), separators=(",", ":"), allow_nan=False)
     write_atomically(path, gzip.compress(text.encode(), compresslevel=6, mtime=0))
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from preflop.errors import PreflopError
 from preflop.tape.events import Signature, Storage, SubjectInfo, Tape, TensorMeta
 from preflop.tape.stack import Stack
 
@@ -21,7 +22,7 @@ BASIS = ("1", "B", "S", "B*S", "S^2", "B*S^2")
 Coefficients = tuple[int, ...]
 
 
-class NotPolynomial(Exception):
+class NotPolynomial(PreflopError):
     """The tapes do not have one structure, or a size is no such polynomial; the text says which."""
 
 

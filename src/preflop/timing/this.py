@@ -72,13 +72,13 @@ def this_device() -> Device:
     )
 
 
-def device_with_figures(name: str) -> Device:
+def device_with_figures(name: Any) -> Device:
     """The device of that name, for what cannot be answered without its figures: of the catalog, or "this".
 
     Raises:
         UnknownDevice: no such device, or "cpu", which has no figures. BadFile: "this", not calibrated.
     """
-    return this_device() if name.casefold() == THIS else find(name)
+    return this_device() if isinstance(name, str) and name.casefold() == THIS else find(name)
 
 
 def this_table() -> dict[str, Any]:
