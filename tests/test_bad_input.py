@@ -119,6 +119,15 @@ def number(output):
     return 1.0
 
 not_callable = 3
+
+def two_layers():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mid, self.out = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, 4)
+        def forward(self, x):
+            return self.out(self.mid(x))
+    return Two()
 '''
 
 CONFIG = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 100, "n_positions": 64}
@@ -171,6 +180,17 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
         ["account", "gpt2", "--batch", "1", "--seq", "8", "--recompute", "all"],
         ["all", "block"],
     ),
+    "misspelt recompute": (
+        ["account", "gpt2", "--batch", "1", "--seq", "8", "--recompute", "blok"],
+        ["'blok'", "must be one of", "module's name or pattern", "Nearest: block"],
+    ),
+    "module that is not there": (
+        ["account", "m.py:two_layers", *B, "--recompute", "selective:mod"], ["no module matches 'mod'", "Nearest: mid"],
+    ),
+    "list of blocks": (
+        ["account", "gpt2", "--batch", "1", "--seq", "8", "--recompute", "blocks"], ["nn.ModuleList", "'blocks.*'"],
+    ),
+    "name of no module": (["account", "m.py:two_layers", *B, "--recompute", "mit"], ["'mit'", "Nearest: mid"]),
     "one as a share": (["copies", "gpt2", "--fail-over", "1"], ["'1'", "1%", "0.01", "with its sign"]),
     "words as a share": (["copies", "gpt2", "--fail-over", "abc"], ["'abc'", "1%", "0.01", "with its sign"]),
     "fifty as a share": (["copies", "gpt2", "--fail-over", "50"], ["'50'", "1%", "0.01", "with its sign"]),

@@ -174,6 +174,15 @@ def test_tied_weights_count_once(tmp_path):
     assert parameters(free.tape)[0] - parameters(tied.tape)[0] == 100 * 32
 
 
+@pytest.mark.parametrize(("length", "said"), [(32, False), (48, True)])
+def test_rotary_positions_beyond_the_configuration_are_told(tmp_path, length, said):
+    """They run at any length: a sequence that is longer than the model was trained for is an assumption."""
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "max_position_embeddings": 32}))
+    sizes = {"batch_size": 1, "sequence_length": length}
+    for step in (preflop.account(str(tmp_path), sizes), preflop.account_real(str(tmp_path), sizes)):
+        assert any(f"{length} tokens are more than" in words for words in step.assumptions) is said
+
+
 def test_what_sizes_do_not_describe(tmp_path):
     """A speech model's batch must be given."""
     with pytest.raises(BadSubject, match="--batch-from"):

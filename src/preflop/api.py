@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from preflop.errors import BadSubject, described
+from preflop.recomputation import parse
 from preflop.tape.events import Tape
 
 if TYPE_CHECKING:
@@ -103,12 +104,33 @@ def account_real(model: Any, batch: Any = None, *, device: str = "cpu", **option
 
 def tape_of_subject(subject: Subject) -> Tape:
     """The subject's tape: shipped with the package where there is one, else recorded now."""
-    found = shipped_of(subject)
-    if found is not None:
-        return found
-    from preflop.folding import tape_of_many
+    tape = shipped_of(subject)
+    if tape is None:
+        from preflop.folding import tape_of_many
 
-    return tape_of_many(subject)
+        tape = tape_of_many(subject)
+    _check_called(subject, tape)
+    if subject.assumptions:
+        tape = dataclasses.replace(tape, assumptions=[*tape.assumptions, *subject.assumptions])
+    return tape
+
+
+_NEVER_CALLED = ("ModuleList", "ModuleDict")
+"""Classes of torch that hold modules and have no forward."""
+
+
+def _check_called(subject: Subject, tape: Tape) -> None:
+    """Refuse to run again what does not run: a list of blocks, where its members were meant."""
+    wanted = parse(subject.recompute)
+    if wanted is None or wanted.chosen is None:
+        return
+    types = dict(zip(tape.modules, tape.module_types, strict=True))
+    found = wanted.of_modules(tape.modules)
+    if all(types[name] in _NEVER_CALLED for name in found):
+        raise BadSubject(
+            f"recompute {wanted.words!r} is {found[0]}, an nn.{types[found[0]]}, which is never called itself.\n"
+            f"  Name its members: '{found[0]}.*'."
+        )
 
 
 def shipped_of(subject: Subject) -> Tape | None:

@@ -5,7 +5,7 @@ The weights are never read: the configuration alone says what the model is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,10 @@ def resolve_config(path: Path, batch: Any, common: dict[str, Any]) -> Subject:
 
     common["loss"] = common["loss"] or None
     make_batch, text, tokens = _batch(config, model_class, batch)
+    assumptions = tuple(_beyond(config, batch_sizes(batch)))
     return Subject(
         name=str(path), make_model=make_model, make_batch=make_batch, batch_text=text, tokens=tokens,
-        casts_parameters=True, **common,
+        casts_parameters=True, assumptions=assumptions, **common,
     )
 
 
@@ -143,12 +144,8 @@ def _batch(config: Any, model_class: Any, batch: Any) -> tuple[Callable[[], Any]
         )
     if length is None:
         raise BadSubject(f"{model_class.__name__} reads tokens: give a sequence length (--seq N).")
-    limit = getattr(text_config, "max_position_embeddings", None) or getattr(text_config, "n_positions", None)
-    learned = (
-        getattr(text_config, "rope_parameters", None) is None
-        and getattr(text_config, "rope_theta", None) is None
-    )
-    if limit and limit > 0 and learned and length > limit and config.model_type != "t5":
+    limit = _positions(text_config)
+    if limit and not _rotary(text_config) and length > limit and config.model_type != "t5":
         raise BadSubject(
             f"the sequence has {length} tokens, the configuration allows {limit} positions.\n"
             f"  Give --seq of at most {limit}."
@@ -158,6 +155,28 @@ def _batch(config: Any, model_class: Any, batch: Any) -> tuple[Callable[[], Any]
         f"{size} x {length} tokens",
         size * length,
     )
+
+
+def _positions(config: Any) -> int | None:
+    """Positions that the configuration names; None where it names none."""
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def _rotary(config: Any) -> bool:
+    """Whether positions are computed (RoPE) and not looked up in a table, which would end."""
+    return any(getattr(config, name, None) is not None for name in ("rope_parameters", "rope_theta"))
+
+
+def _beyond(config: Any, sizes: tuple[int, int | None] | None) -> Iterator[str]:
+    """What to say of a sequence that runs, and is longer than the model was trained for."""
+    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    limit = _positions(text_config)
+    if sizes and sizes[1] and limit and _rotary(text_config) and sizes[1] > limit:
+        yield (
+            f"{sizes[1]:,} tokens are more than the configuration's {limit:,} positions: rotary positions run "
+            "at any length, beyond what the model was trained for"
+        )
 
 
 def _tokens(config: Any, model_class: Any, size: int, length: int, whole: Any) -> Callable[[], Any]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from preflop.errors import BadSubject
+from preflop.errors import BadSubject, PreflopError
 from preflop.record.subject_tape import record_real
 from preflop.subject import Subject, batch_sizes, resolve
-from preflop.tape.events import Tape
-from preflop.tape.sizes import Domain, NotPolynomial, ParametricTape, Sample, agrees, fit
+from preflop.tape.events import SubjectInfo, Tape
+from preflop.tape.sizes import Domain, NotPolynomial, Sample, agrees, fit
 
 Sizes = tuple[int, "int | None"]
 SubjectAt = Callable[[int, "int | None"], Subject]
@@ -27,6 +28,7 @@ _UNIT = 32
 _LENGTHS = (_UNIT, 2 * _UNIT, 3 * _UNIT)
 _VERIFIED = (4, 4 * _UNIT)
 """About the size that is run and not fitted; what is no larger is not worth a fit."""
+_SMALL = f"a batch of at most {_VERIFIED[0]} and a sequence of at most {_VERIFIED[1]}, which are run as they are"
 
 WORDS = (
     "recorded from real steps on this CPU, not on fake tensors: operators are those that it runs, and "
@@ -47,20 +49,38 @@ def tape_of_real(model: Any, batch: Any, options: dict[str, Any]) -> Tape:
     """
     options = {**options, "device": "cpu"}
     subject_at, asked = _family(model, batch, options)
-    fitted = _fitted_sizes(asked)
-    if not fitted:
-        return _told(record_real(subject_at(*asked)), "at the size asked for")
+    assumed = subject_at(*asked).assumptions
+    probes = _probes(asked)
+    if probes is None:
+        return _told(record_real(subject_at(*asked)), "at the size asked for", assumed)
     try:
-        parametric = fit([_sample(subject_at, size) for size in fitted])
-        _verify(parametric, subject_at, asked)
+        parametric = fit([_sample(subject_at, size, probes, asked) for size in probes.sizes])
+        if not agrees(parametric, _sample(subject_at, probes.verified, probes, asked)):
+            raise NotPolynomial(f"the step at {_words([probes.verified])}, which was not fitted, is another")
     except NotPolynomial as reason:
         raise BadSubject(
             f"the real step does not scale from small sizes: {reason}.\n"
-            f"  Ask for a batch of at most {_VERIFIED[0]} and a sequence of at most {_VERIFIED[1]}, which are "
-            "run as they are."
+            f"  Ask for {_SMALL}."
         ) from reason
-    parametric = dataclasses.replace(parametric, domain=_only(*asked))
-    return _told(parametric.at(*asked), f"at {_words(fitted)}, and scaled by the sizes that fit them all")
+    at = (asked[0], None if probes.length is not None else asked[1])
+    tape = dataclasses.replace(parametric, domain=_only(*at)).at(*at)
+    tape = dataclasses.replace(tape, subject=_as_asked(tape.subject, model, batch, options))
+    return _told(tape, f"at {_words(probes.sizes)}, and scaled by the sizes that fit them all", assumed)
+
+
+def _as_asked(info: SubjectInfo | None, model: Any, batch: Any, options: dict[str, Any]) -> SubjectInfo | None:
+    """What is told of the subject, with the batch in the words of one that was recorded as it is."""
+    from preflop.record.prepare import batch_text, count_samples, make_batch
+
+    if info is None:
+        return None
+    subject = resolve(model, batch, **options)
+    made = make_batch(subject)
+    samples, tokens = count_samples(made)
+    return dataclasses.replace(
+        info, batch=subject.batch_text or batch_text(made), samples=samples,
+        tokens=tokens if subject.tokens is None else subject.tokens,
+    )  # fmt: skip
 
 
 def _family(model: Any, batch: Any, options: dict[str, Any]) -> tuple[SubjectAt, Sizes]:
@@ -76,36 +96,66 @@ def _family(model: Any, batch: Any, options: dict[str, Any]) -> tuple[SubjectAt,
             return resolve(model, made, **options)
 
         return by_sizes, sizes
-    given = make_batch(resolve(model, batch, **options))
+    subject = resolve(model, batch, **options)
+    given = make_batch(subject)
     count, length = need_sizes(given)
 
     def from_batch(to_count: int, to_length: int | None) -> Subject:
         to = (to_count, to_length or 1)
-        return resolve(model, lambda: resized(given, to, (count, length)), **options)
+        return dataclasses.replace(subject, make_batch=lambda: resized(given, to, (count, length)))
 
     return from_batch, (count, length if length > 1 else None)
 
 
-def _fitted_sizes(asked: Sizes) -> list[Sizes]:
-    """The sizes to run: none where the one asked for is as small."""
+@dataclass(frozen=True, slots=True)
+class _Probes:
+    """The sizes that are run, none larger than the one asked for: what the model takes it takes there."""
+
+    batches: tuple[int, ...]
+    lengths: tuple[int | None, ...]
+    verified: Sizes
+    """Run and not fitted."""
+    length: int | None
+    """Of every run, where the length asked for is short itself; sizes are fitted in the batch alone."""
+
+    @property
+    def sizes(self) -> list[Sizes]:
+        """Those that are fitted, as they are run."""
+        return [(count, length) for count in self.batches for length in self.lengths]
+
+
+def _probes(asked: Sizes) -> _Probes | None:
+    """The sizes to run; None where the one asked for is as small.
+
+    >>> _probes((7, 200)).sizes, _probes((7, 16)).sizes, _probes((3, 200)).sizes, _probes((4, 128))
+    ([(2, 32), (2, 64), (2, 96), (3, 32), (3, 64), (3, 96)], [(2, 16), (3, 16)], [(3, 32), (3, 64), (3, 96)], None)
+    """
     batch, seq = asked
-    if batch <= _VERIFIED[0] and (seq is None or seq <= _VERIFIED[1]):
-        return []
-    batches = (1,) if batch == 1 else _BATCHES
-    lengths: tuple[int | None, ...] = (None,) if seq is None else _LENGTHS
-    return [(count, length) for count in batches for length in lengths]
-
-
-def _sample(subject_at: SubjectAt, size: Sizes) -> Sample:
-    return Sample(*size, record_real(subject_at(*size)))
-
-
-def _verify(parametric: ParametricTape, subject_at: SubjectAt, asked: Sizes) -> None:
-    batch = 1 if asked[0] == 1 else _VERIFIED[0]
+    few, short = batch <= _VERIFIED[0], seq is None or seq <= _VERIFIED[1]
+    if few and short:
+        return None
+    batches = (batch,) if few else _BATCHES
+    if seq is None or short:
+        return _Probes(batches, (seq,), (_VERIFIED[0], seq), seq)
     # As far from a multiple of the unit as the length asked for: what pads, pads alike.
-    size = (batch, None if asked[1] is None else _VERIFIED[1] - -asked[1] % _UNIT)
-    if not agrees(parametric, _sample(subject_at, size)):
-        raise NotPolynomial(f"the step at {_words([size])}, which was not fitted, is another")
+    last = _VERIFIED[1] - -seq % _UNIT
+    return _Probes(batches, _LENGTHS, (min(batch, _VERIFIED[0]), last), None)
+
+
+def _sample(subject_at: SubjectAt, size: Sizes, probes: _Probes, asked: Sizes) -> Sample:
+    """The real step at a size of ours.
+
+    Raises:
+        PreflopError: it does not run; the message says whose size it was.
+    """
+    try:
+        tape = record_real(subject_at(*size))
+    except PreflopError as error:
+        raise type(error)(
+            f"{error}\n  This was a step at {_words([size])}, a size that Preflop chose to scale to "
+            f"{_words([asked])} from. Ask for {_SMALL}."
+        ) from error
+    return Sample(size[0], None if probes.length is not None else size[1], tape)
 
 
 def _only(batch: int, seq: int | None) -> Domain:
@@ -116,5 +166,5 @@ def _words(sizes: list[Sizes]) -> str:
     return ", ".join(str(count) if length is None else f"{count} x {length}" for count, length in sizes)
 
 
-def _told(tape: Tape, how: str) -> Tape:
-    return dataclasses.replace(tape, assumptions=[*tape.assumptions, f"{WORDS}. They were run {how}."])
+def _told(tape: Tape, how: str, assumed: tuple[str, ...]) -> Tape:
+    return dataclasses.replace(tape, assumptions=[*tape.assumptions, *assumed, f"{WORDS}. They were run {how}."])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from preflop.errors import BadSubject
+from preflop.errors import BadSubject, nearest
 
 NONE = "none"
 
@@ -42,6 +42,9 @@ KEPT_OPERATORS = frozenset(
     }
 )
 """Operators (default overload) whose results selective recomputation keeps."""
+_NAME = re.compile(r"[^\W\d][\w-]*")
+"""A module's name, alone. Numbers are none: `block:2` means every second block."""
+_MODES = "none, block, selective, block-reentrant"
 NO_BLOCKS = (
     "this model has no repeated blocks (members of one nn.ModuleList or nn.Sequential).\n"
     "  Give recompute= a pattern of module names or (in Python) a callable from module name to bool, "
@@ -86,12 +89,23 @@ class Recomputation:
         assert self.chosen is not None
         found = [name for name in names if name and self.chosen(name)]
         if not found:
-            known = [name for name in names if name]
-            what = f"recompute={self.words!r} matches" if self.words else "recompute= chose"
-            raise BadSubject(
-                f"{what} no module.\n  It is held against each module's name: {', '.join(known[:5])}, ..."
-            )
+            raise BadSubject(self._chose_nothing([name for name in names if name]))
         return found
+
+    def _chose_nothing(self, known: Sequence[str]) -> str:
+        """What to say where no module of the model's is chosen."""
+        if not self.words:
+            return f"recompute= chose no module.\n  It is asked with each module's name: {_some(known)}."
+        pattern = self.words.partition(":")[2] or self.words
+        first = f"no module matches {pattern!r} (recompute is {self.words!r})."
+        if _NAME.fullmatch(self.words):
+            # A word alone may have been meant as a mode.
+            first = f"recompute is {self.words!r}; it must be one of {_MODES}, or a module's name or pattern, "
+            first += "and no module matches it."
+        words = (NONE, *(manner.value for manner in Manner)) if pattern == self.words else ()
+        near = nearest(pattern, [*words, *known])
+        hint = f"Nearest: {', '.join(near)}. " if near else ""
+        return f"{first}\n  {hint}Modules: {_some(known)}."
 
 
 def parse(recompute: Any) -> Recomputation | None:
@@ -99,7 +113,8 @@ def parse(recompute: Any) -> Recomputation | None:
 
     Words: `block`, `selective`, `block-reentrant`, each alone (every repeated block), with a number
     (`block:2`, every second block), or with a pattern of module names (`selective:encoder.*`); a pattern
-    alone means `block:PATTERN`. In a pattern `*` stands for one name of a path, `**` for any number.
+    alone means `block:PATTERN`. In a pattern `*` stands for one name of a path, `**` for any number; a
+    module's own name is a pattern too.
 
     Every k-th block starts with the k-th, as torchtitan's selective_ac_option does
     (torchtitan/distributed/activation_checkpoint.py).
@@ -108,9 +123,15 @@ def parse(recompute: Any) -> Recomputation | None:
     (None, 'selective', 3)
     >>> parse("transformer.h.*").of_modules(["", "transformer", "transformer.h.0", "head"])
     ['transformer.h.0']
+    >>> parse("selective:mid").of_modules(["", "down", "mid", "mid.fc"])
+    ['mid']
+    >>> parse("blok").of_modules(["", "down", "mid"])
+    Traceback (most recent call last):
+    preflop.errors.BadSubject: recompute is 'blok'; it must be one of none, block, ...
 
     Raises:
-        BadSubject: another word, or a number less than 1.
+        BadSubject: what is no word, name or pattern, or a number less than 1. A name that no module has is
+            refused by `of_modules`, which knows them.
     """
     if callable(recompute):
         return Recomputation(Manner.BLOCK, chosen=recompute)
@@ -123,13 +144,13 @@ def parse(recompute: Any) -> Recomputation | None:
     if word in manners and re.fullmatch(r"[1-9]\d*", which):
         return Recomputation(manners[word], every=int(which), words=recompute)
     pattern = which if word in manners else recompute
-    if isinstance(pattern, str) and re.search(r"[.*?\[]", pattern):
+    if isinstance(pattern, str) and (re.search(r"[.*?\[]", pattern) or _NAME.fullmatch(pattern)):
         manner = manners.get(word, Manner.BLOCK)
         return Recomputation(manner, chosen=_matcher(pattern), words=recompute)
     raise BadSubject(
-        f"recompute is {recompute!r}; it must be one of none, block, selective, block-reentrant "
-        "(block:2 for every second block), a pattern of module names ('transformer.h.*'), "
-        "or in Python a callable from module name to bool."
+        f"recompute is {recompute!r}; it must be one of {_MODES} (block:2 for every second block), "
+        "a module's name or a pattern of names ('transformer.h.*'), or in Python a callable from module name "
+        "to bool."
     )
 
 
@@ -141,6 +162,10 @@ def alike(recompute: str | Callable[[str], bool]) -> bool:
     """
     wanted = parse(recompute)
     return wanted is None or (wanted.chosen is None and wanted.every == 1)
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
 def _matcher(pattern: str) -> Callable[[str], bool]:

@@ -72,6 +72,8 @@ class Subject:
     """Of a named model: its batch size and sequence length."""
     layers: Layers | None = None
     """Of a named model: its equal blocks, of which fewer can be built."""
+    assumptions: tuple[str, ...] = ()
+    """What was assumed of it before anything ran; the report repeats it."""
     casts_parameters: bool = True
     """Whether precision decides the parameters' dtype also for fp32 (named models), or a module's own
     dtypes stand unless a 16-bit precision is asked for."""
@@ -373,15 +375,26 @@ def load_function(spec: str, what: str) -> Callable[..., Any]:
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is None:
-        from preflop.errors import nearest
-
         names = [n for n in vars(module) if not n.startswith("_") and callable(getattr(module, n))]
-        near = nearest(name, names)
-        hint = f"Nearest: {', '.join(near)}. " if near else ""
-        raise BadSubject(f"{place} has no {name!r}.\n  {hint}It has {len(names)} functions and classes.")
+        raise BadSubject(f"{place} has no {name!r}.\n  {_what_there_is(name, names)}")
     if not callable(found):
         raise BadSubject(f"{spec} is {type(found).__name__}, not a function that makes the {what}.")
     return found  # type: ignore[no-any-return]
+
+
+def _what_there_is(name: str, names: list[str], most: int = 8) -> str:
+    """The near names, or, where none is near, those that there are.
+
+    >>> _what_there_is("fime", ["fine", "batch"]), _what_there_is("nope", ["unet", "batch"])
+    ('Nearest: fine. It has 2 functions and classes.', 'It has: unet, batch.')
+    """
+    from preflop.errors import nearest
+
+    near = nearest(name, names)
+    if near:
+        return f"Nearest: {', '.join(near)}. It has {len(names)} functions and classes."
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"It has: {', '.join(names[:most])}{more}." if names else "It has no functions and classes."
 
 
 def _load_file(path: Path, what: str) -> Any:

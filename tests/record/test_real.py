@@ -81,6 +81,49 @@ def test_a_step_that_does_not_scale_is_refused() -> None:
         preflop.account_real(Halving(), torch.rand(64, 8))
 
 
+class Positions(nn.Module):
+    """Words and a position table of 48 rows; short sequences are refused too."""
+
+    def __init__(self, least: int = 0) -> None:
+        super().__init__()
+        self.words, self.places, self.least = nn.Embedding(50, 8), nn.Embedding(48, 8), least
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        if len(ids) < self.least:
+            raise ValueError("a batch is too small")
+        return self.words(ids) + self.places(torch.arange(ids.shape[1]))
+
+
+@pytest.mark.parametrize("size", [(9, 48), (64, 16), (6, 33)])
+def test_no_probe_is_longer_than_what_was_asked(size: tuple[int, int]) -> None:
+    """A short position table is enough for a batch that it holds: real == fake, to the byte."""
+    ids = torch.randint(0, 50, size)
+    fake, real = preflop.account(Positions(), ids), preflop.account_real(Positions(), ids)
+    assert real.memory.peak_bytes == fake.memory.peak_bytes
+    assert real.flops.total == fake.flops.total
+    assert real.tape.subject == fake.tape.subject
+
+
+def test_a_probe_that_fails_is_called_ours() -> None:
+    """What does not run at a size of Preflop's choosing says so, and which sizes are run as they are."""
+    with pytest.raises(preflop.PreflopError) as raised:
+        preflop.account_real(Positions(least=5), torch.randint(0, 50, (9, 16)))
+    message = str(raised.value)
+    assert "a batch is too small" in message
+    assert "2 x 16, a size that Preflop chose to scale to 9 x 16 from" in message
+    assert "at most 4" in message
+
+
+def test_the_headline_is_that_of_the_ordinary_path() -> None:
+    """A factory's batch is called by its name, scaled or not."""
+
+    def some_ids() -> torch.Tensor:
+        return torch.randint(0, 50, (9, 48))
+
+    fake, real = preflop.account(Positions, some_ids), preflop.account_real(Positions, some_ids)
+    assert real.tape.subject == fake.tape.subject
+
+
 def test_a_real_step_changes_nothing_of_the_model() -> None:
     """Weights, gradients, flags, hooks and random states are as they were: the step ran on copies."""
     model, ids = _encoder(), torch.randint(0, 100, (2, 16))
