@@ -58,14 +58,20 @@ class NotYet(PreflopError):
     """Asked for something that this version does not price. Never answered with a wrong number."""
 
 
+_NEAR = 0.6
+"""Least `difflib` ratio of names that are called near: its own default. "nope" and "unet" have 0.5."""
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The names closest in spelling to `name`, best first.
+    """The names close in spelling to `name`, best first; none where none is.
 
     >>> nearest("h100-smx", ["h100-sxm", "mi300x", "l4"])
     ['h100-sxm']
+    >>> nearest("nope", ["unet", "lora"])
+    []
     """
     by_fold = {candidate.casefold(): candidate for candidate in known}
-    close = difflib.get_close_matches(name.casefold(), by_fold, n=count, cutoff=0.5)
+    close = difflib.get_close_matches(name.casefold(), by_fold, n=count, cutoff=_NEAR)
     return [by_fold[fold] for fold in close]
 
 

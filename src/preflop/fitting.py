@@ -71,6 +71,7 @@ class _Search:
         progress: Callable[[str], None],
     ) -> None:
         self.model, self.device, self.options, self.progress = model, device, options, progress
+        _check_sizes_can_change(model)
         self.facts: ModelFacts | None = find(model) if known(model) or not _is_config(model) else None
         self.positions = self.facts.max_positions if self.facts else _positions(model)
         self.is_image = self.facts is not None and self.facts.is_image
@@ -249,6 +250,22 @@ def _build(facts: ModelFacts) -> Any:
     from preflop.models.build import build
 
     return build(facts)
+
+
+def _check_sizes_can_change(model: str) -> None:
+    """Refuse what makes one batch, before it is taken for a misspelt name.
+
+    Raises:
+        BadSubject: a factory or a recording.
+    """
+    what = "a recording" if model.endswith(".tape") else "a factory" if ":" in model or model.endswith(".py") else ""
+    if what and not known(model):
+        raise BadSubject(
+            f"{model} is {what}, and fit makes batches of other sizes itself: it needs a named model or a "
+            "config.json.\n"
+            "  Name a model of `preflop models`, or price the factory at one batch after another with "
+            "`preflop account`."
+        )
 
 
 def _is_config(model: str) -> bool:

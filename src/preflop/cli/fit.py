@@ -36,6 +36,7 @@ def command(
     ] = None,
     microbatches: Annotated[str | None, typer.Option(help="With MODEL: microbatches of a step; 1.")] = None,
     recompute: Annotated[str | None, typer.Option(help="With MODEL: as for `preflop account`.")] = None,
+    batch_from: Annotated[str | None, typer.Option(hidden=True)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Without MODEL: most parameters that fit, capacity as sold, no activations. With MODEL: its largest
@@ -44,6 +45,11 @@ def command(
     from preflop.quantity import read_count
     from preflop.timing.this import device_with_figures
 
+    if batch_from is not None:
+        raise PreflopError(
+            "--batch-from makes one batch, and fit makes batches of other sizes itself.\n"
+            "  It needs a named model of `preflop models`, or a config.json, and no --batch-from."
+        )
     found, count = device_with_figures(device), read_count(gpus, "--gpus")
     if model is None:
         _refuse_without_model(batch=batch, seq=seq, what=what, microbatches=microbatches, recompute=recompute)

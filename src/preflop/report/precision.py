@@ -48,7 +48,7 @@ def precision_json(account: Account, advice: PrecisionAdvice) -> dict[str, Any]:
 def recipes_table(advice: PrecisionAdvice | None = None) -> Table:
     """One row per recipe; with a model, what it takes for that model."""
     headings = [
-        Heading("recipe", False), Heading("weight"), Heading("gradient"), Heading("master"),
+        Heading("recipe", False), Heading("weight"), Heading("grad"), Heading("master"),
         Heading("states"), Heading("bytes"), Heading("peak"),
     ]  # fmt: skip
     if advice is not None:
