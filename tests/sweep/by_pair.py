@@ -180,6 +180,7 @@ def _stacked_mels(config: Any) -> Batch:
     """Four frames in one, as the feature extractor makes them."""
     return {
         "input_features": torch.rand(BATCH, 128, 4 * config.encoder_config.num_mel_bins),
+        "attention_mask": torch.ones(BATCH, 128, dtype=torch.long),
         "labels": ids(config, 8),
     }
 
@@ -204,6 +205,16 @@ def _text_and_codes(config: Any) -> Batch:
     return {"input_ids": tokens, "labels": tokens[:, :, 0].clone()}
 
 
+def _shuffled_patches(config: Any) -> Batch:
+    """As many image tokens as patches are left after the pixel shuffle."""
+    vision = config.vision_config
+    patches = (vision.image_size // vision.patch_size) ** 2
+    count = int(patches * vision.pixel_shuffle_ratio**2)
+    tokens = ids(config, count + 16)
+    tokens[:, 2 : 2 + count] = config.image_token_id
+    return {"pixel_values": images(config), "input_ids": tokens, "labels": tokens.clone()}
+
+
 def _policy_question(config: Any) -> Batch:
     tokens = ids(config, config.mm_tokens_per_image + 16)
     kinds = torch.zeros_like(tokens)
@@ -219,6 +230,7 @@ def _policy_question(config: Any) -> Batch:
 
 OVERRIDES: dict[str, Maker] = {
     "pi0": _robot,
+    "llama4/Llama4ForConditionalGeneration": _shuffled_patches,
     "fun_asr_nano": _stacked_sound_and_text,
     "kyutai_speech_to_text": _text_and_codes,
     "parakeet_tdt/ParakeetForTDT": _transducer,

@@ -332,6 +332,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "shieldgemma2": {"mm_tokens_per_image": 4, "yes_token_index": 400, "no_token_index": 401},
     "kyutai_speech_to_text": {"codec_config.upsample_groups": 64},
+    "dia": {"decoder_config.cross_hidden_size": 64},
     "omdet-turbo": {"encoder_in_channels": [32, 64, 128]},
     "deepseek_ocr2": {
         "vision_config.sam_config.downsample_channels": [48, 64],
