@@ -52,15 +52,6 @@ def not_a_model():
 def no_parameters():
     return nn.Tanh()
 
-def positions():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.words, self.places = nn.Embedding(50, 8), nn.Embedding(16, 8)
-        def forward(self, ids):
-            return self.words(ids) + self.places(torch.arange(ids.shape[1]))
-    return Model()
-
 def raising_forward():
     class Model(nn.Module):
         def __init__(self):
@@ -94,9 +85,6 @@ def exits_in_forward():
 
 def empty_batch():
     return torch.zeros(0, 8)
-
-def no_positions():
-    return torch.zeros(2, 0, dtype=torch.int64)
 
 SAID = "too large\\nException raised from check at x.h:7\\nframe #0: c10::Error::Error"
 
@@ -271,8 +259,6 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "forward that exits": (["account", "m.py:exits_in_forward", *B], ["sys.exit('no licence')", "m.py:"]),
     "batch that exits, shapes": (["shapes", "m.py:fine", "--batch-from", "m.py:exits"], ["sys.exit(3)"]),
     "factory that exits, verified": (["verify", "m.py:exits", *B], ["sys.exit(3)"]),
-    "empty batch": ([*F, "--batch-from", "m.py:empty_batch"], ["empty", "(0, 8)", "at least one sample"]),
-    "no positions": (["account", "m.py:positions", "--batch-from", "m.py:no_positions"], ["(2, 0)", "empty"]),
     "empty batch, shapes": (["shapes", "m.py:fine", "--batch-from", "m.py:empty_batch"], ["empty", "(0, 8)"]),
     "error with C++ frames": (["account", "m.py:long_error", *B], ["too large"]),
     "absurd batch": (["account", "gpt2", "--batch", "1e15", "--seq", "8"], ["1000000000000000", "overflow"]),
@@ -517,6 +503,9 @@ def test_part_of_a_batch_that_is_empty_is_remarked():
 
     found = preflop.account(Boxes(), (torch.zeros(2, 8), torch.zeros(0, 4)))
     assert any("(0, 4) float32 has no element" in said for said in found.assumptions)
+    nothing = preflop.account(torch.nn.Linear(8, 4), torch.zeros(0, 8))
+    assert nothing.flops.model == 0
+    assert any("(0, 8) float32 has no element" in said for said in nothing.assumptions)
 
 
 def test_python_is_not_ended_by_a_users_exit():

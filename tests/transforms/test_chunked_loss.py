@@ -187,3 +187,20 @@ def test_a_head_is_found_with_its_facts() -> None:
     assert (head.hidden.shape[:2], head.labels.shape, head.bias, head.next_token) == (
         (2, 32), (2, 32), None, True,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"), [("gpt2", "fp32"), ("llama-3.2-1b", "bf16-mixed"), ("bert-base", "bf16")]
+)
+def test_a_shipped_tape_is_chunked_as_a_recorded_one(name: str, precision: str) -> None:
+    """Shipped tapes are recorded under hooks, which detach what they hand to backward: it does not matter."""
+    from preflop.api import shipped_of
+
+    sizes = {"batch_size": 2, "sequence_length": 128}
+    subject = resolve(name, sizes, precision=precision, device="h100-sxm5-80gb")
+    shipped = shipped_of(subject)
+    assert shipped is not None
+    made = in_chunks(shipped, subject, 4)
+    wanted = in_chunks(tape_of(subject), subject, 4)
+    assert story(made, without=("aten.detach",)) == story(wanted, without=("aten.detach",))
+    assert memory(made).at_peak == memory(wanted).at_peak

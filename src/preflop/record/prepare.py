@@ -322,26 +322,11 @@ def make_batch(subject: Subject) -> Any:
             f"the batch is {type(batch).__name__} and holds no tensor.\n"
             "  Give a tensor, a tuple (positional) or a mapping (keyword) of tensors."
         )
-    check_not_empty(batch)
     return batch
 
 
-def check_not_empty(batch: Any) -> None:
-    """A batch must hold something: the step of none would be priced, and be no step of any run.
-
-    Raises:
-        BadSubject: not one of its tensors has an element.
-    """
-    tensors = list(tensors_of(batch))
-    if tensors and all(not tensor.numel() for tensor in tensors):
-        raise BadSubject(
-            f"the batch is empty: {batch_text(batch)} has no element.\n"
-            "  Give at least one sample of at least one position."
-        )
-
-
 def empty_assumption(batch: Any) -> str | None:
-    """What is said of a batch of which some tensors are empty."""
+    """What is said of a batch of which some tensors, or all, are empty: a step of nothing is priced, too."""
     empty = [tensor for tensor in tensors_of(batch) if not tensor.numel()]
     if not empty:
         return None

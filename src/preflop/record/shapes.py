@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from preflop.errors import BadSubject, PreflopError
-from preflop.record.prepare import check_not_empty, map_tensors
+from preflop.record.prepare import batch_text, map_tensors, tensors_of
 from preflop.record.subject_tape import record_subject
 from preflop.subject import Subject
 from preflop.tape.events import Phase, Signature, Tape
@@ -302,6 +302,20 @@ def _text(sizes: Sequence[SizeFormula | None]) -> str:
     return f"({inner}{',' if len(sizes) == 1 else ''})"
 
 
+def _check_not_empty(batch: Any) -> None:
+    """Sizes are told by their names from a batch that has some.
+
+    Raises:
+        BadSubject: not one of its tensors has an element.
+    """
+    tensors = list(tensors_of(batch))
+    if tensors and all(not tensor.numel() for tensor in tensors):
+        raise BadSubject(
+            f"the batch is empty: {batch_text(batch)} has no element.\n"
+            "  Give at least one sample of at least one position."
+        )
+
+
 def need_sizes(batch: Any) -> Point:
     """Batch and sequence of a batch of tensors: the leading size, and the second of whole numbers.
 
@@ -318,7 +332,7 @@ def need_sizes(batch: Any) -> Point:
             second.add(tensor.shape[1])
         return tensor
 
-    check_not_empty(batch)
+    _check_not_empty(batch)
     map_tensors(look, batch)
     if len(leading) != 1:
         raise BadSubject(

@@ -28,6 +28,8 @@ ASSUMPTION = (
 _PASSES = frozenset({"aten._to_copy"})
 _LABELS = frozenset(f"aten.{name}" for name in ("constant_pad_nd", "slice", "clone", "view", "_to_copy"))
 _PRODUCTS = ("aten.mm", "aten.addmm")
+_DETACH = "aten.detach"
+"""Costs nothing; hooks on saved tensors, under which shipped tapes are recorded, make some in backward."""
 _OF_LOSS = frozenset({"aten.nll_loss_backward", "aten._log_softmax_backward_data"})
 
 
@@ -244,6 +246,9 @@ def _of_head(
     if signature.op in _OF_LOSS:
         flowing.update(writes)
         return True
+    handed = signature.op == _DETACH and tape.storages[reads[0]].role is not Role.GRADIENT
+    if handed and (reads[0] in made or reads[0] in names):
+        return True
     if signature.op in STORES and tape.storages[writes[0]].role is Role.GRADIENT:
         stored = {tape.storages[s].name: n for s, n in names.items()}.get(tape.storages[writes[0]].name)
         if stored is not None:
@@ -407,6 +412,8 @@ class _Replacing:
         self.tick += 1
         if kind == CALL:
             call = self.tape.calls[index]
+            if self.tape.signatures[call.signature].op == _DETACH and call.storages[0] not in self.number:
+                return
             storages = tuple(self.number[storage] for storage in call.storages)
             self._write(dataclasses.replace(call, storages=storages, tick=self.tick))
         elif kind == MARK:
