@@ -60,6 +60,7 @@ def main(shard: str) -> None:
     if rank == 0:
         print("losses", *losses)
         print(meter.reading())
+    dist.barrier()  # nobody closes its connections while another still reads
     dist.destroy_process_group()
 
 
