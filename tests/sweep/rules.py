@@ -252,6 +252,15 @@ CONSTRUCTED: dict[str, dict[str, Any]] = {
 """Model type -> what its configuration must be constructed with, where its defaults raise, want a library
 that is not torch's, or hold a backbone that no rule makes small."""
 
+_QWEN4_EXP = {
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 16,
+    "indexer_budget": 16,
+    "indexer_compress_ratio": 4,
+    "ngram_vocab_size_base": 500,
+    "hc_lowrank": 16,
+}
 OVERRIDES: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
@@ -261,15 +270,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "dots3_note_text": {"head_dim": 32, "qk_nope_head_dim": 24},
     "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 8.0},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
-    "qwen4_exp_text": {
-        "indexer_n_heads": 2,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 16,
-        "indexer_budget": 16,
-        "indexer_compress_ratio": 4,
-        "ngram_vocab_size_base": 500,
-        "hc_lowrank": 16,
-    },
+    "qwen4_exp_text": _QWEN4_EXP,
     "zamba2": {
         "mamba_headdim": 16,
         "n_mamba_heads": 8,
@@ -306,15 +307,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "eomt": {"num_blocks": 1},
     "qwen4_exp": {
         f"text_config.{name}": value
-        for name, value in {
-            "indexer_n_heads": 2,
-            "indexer_kv_heads": 1,
-            "indexer_head_dim": 16,
-            "indexer_budget": 16,
-            "indexer_compress_ratio": 4,
-            "ngram_vocab_size_base": 500,
-            "hc_lowrank": 16,
-        }.items()
+        for name, value in _QWEN4_EXP.items()
     },
     "blt": {
         "encoder_config.hidden_size_global": 64,

@@ -20,7 +20,23 @@ _EXPONENTS = 7
 _TINY = torch.finfo(torch.float32).tiny
 
 
-class Lion(torch.optim.Optimizer):
+class _EachAlone(torch.optim.Optimizer):
+    """Updates one parameter after the other."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        del closure
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+
+    def _update(self, parameter: nn.Parameter, gradient: Tensor, group: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class Lion(_EachAlone):
     """Sign of a moving average: one state per parameter, every element moves by the learning rate.
 
     Source: Chen et al. 2023 (arXiv 2302.06675), algorithm 2; operators as in google/automl,
@@ -36,15 +52,6 @@ class Lion(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
-        del closure
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
-
     def _update(self, parameter: nn.Parameter, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
@@ -56,7 +63,7 @@ class Lion(torch.optim.Optimizer):
         state["exp_avg"].mul_(beta2).add_(gradient, alpha=1 - beta2)
 
 
-class AdamW8bit(torch.optim.Optimizer):
+class AdamW8bit(_EachAlone):
     """AdamW whose two moments are one byte per element, with one fp32 absmax per block of 256.
 
     Args:
@@ -83,15 +90,6 @@ class AdamW8bit(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self._fused = fused
         self._maps: tuple[Tensor, Tensor] | None = None
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
-        del closure
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
 
     def _update(self, parameter: nn.Parameter, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator
 
-from preflop.tape.events import Tape
+from preflop.tape.events import Role, Storage, Tape
 
 BIRTH, CALL, DEATH, MARK = 0, 1, 2, 3
 
@@ -21,6 +21,23 @@ def events_of(tape: Tape) -> list[tuple[int, int]]:
     ordered.extend((mark.tick, MARK, number) for number, mark in enumerate(tape.marks))
     ordered.sort()
     return [(kind, index) for _, kind, index in ordered]
+
+
+def unborn(it: Storage, role: Role | None = None) -> Storage:
+    """The storage as a transform begins to write it: neither born (unless it was there before) nor dead.
+
+    Args:
+        role: instead of its own.
+    """
+    return Storage(
+        it.bytes, it.dtype, it.shape, min(it.born, 0), None, it.role if role is None else role, it.name, -1,
+        it.device,
+    )  # fmt: skip
+
+
+def uncommitted(it: Storage) -> Storage:
+    """As `unborn`, where the transform itself sees what is kept for backward: an activation is not one yet."""
+    return unborn(it, Role.TEMPORARY if it.role is Role.ACTIVATION else None)
 
 
 def story(tape: Tape, *, without: Collection[str] = ()) -> list[Hashable]:

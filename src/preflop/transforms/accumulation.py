@@ -15,7 +15,7 @@ from typing import Any
 from preflop.collection import collection_put_off
 from preflop.errors import BadNumber
 from preflop.tape.events import Call, Mark, Phase, Ref, Role, Signature, Storage, Tape
-from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of
+from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of, unborn
 from preflop.tape.stack import Refused
 
 MOST_CALLS = 10_000_000
@@ -74,7 +74,7 @@ class _Accumulator:
 
     def run(self) -> Tape:
         self.signatures = list(self.tape.signatures)
-        self.storages = [_unborn(storage) for storage in self.tape.storages]
+        self.storages = [unborn(storage) for storage in self.tape.storages]
         self.born: list[Storage] = []
         self.divided: dict[int, int] = {}
         self.added: dict[Any, int] = {}
@@ -184,7 +184,7 @@ class _Accumulator:
     def _birth(self, index: int, microbatch: int) -> int:
         if microbatch == 0:
             return index
-        storage = _unborn(self.tape.storages[index])
+        storage = unborn(self.tape.storages[index])
         if storage.role is Role.GRADIENT:
             storage.role, storage.name = Role.TEMPORARY, ""
         self.ids[index] = len(self.storages)
@@ -239,9 +239,3 @@ class _Accumulator:
             )
         kept = self.gradients[index]
         return self.added[key], (kept, self.ids.get(call.storages[0], call.storages[0]), kept)
-
-
-def _unborn(it: Storage) -> Storage:
-    return Storage(
-        it.bytes, it.dtype, it.shape, min(it.born, 0), None, it.role, it.name, -1, it.device
-    )

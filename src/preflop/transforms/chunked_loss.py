@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from preflop.tape.events import Call, Mark, Phase, Role, Storage, Tape, TensorMeta
 from preflop.tape.head import Head
-from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of
+from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of, unborn
 from preflop.tape.stack import Refused
 from preflop.transforms.accumulation import STORES
 
@@ -321,7 +321,7 @@ class _Replacing:
         for old, storage in enumerate(tape.storages):
             if old not in self.gone:
                 self.number[old] = len(self.storages)
-                self.storages.append(_unborn(storage))
+                self.storages.append(unborn(storage))
         self.early = self._early(spots)
         """Inputs of heads that nothing reads after the loss: they die there."""
         self.names = {
@@ -527,7 +527,7 @@ class _Replacing:
         """The new tape's storage for one of the piece's."""
         if number not in self.inside:
             self.inside[number] = len(self.storages)
-            storage = _unborn(self.piece.storages[number])
+            storage = unborn(self.piece.storages[number])
             storage.name = ""
             self.storages.append(storage)
         return self.inside[number]
@@ -544,7 +544,3 @@ class _Replacing:
             made.call = len(self.calls)
         self.born.clear()
         self.calls.append(call)
-
-
-def _unborn(storage: Storage) -> Storage:
-    return dataclasses.replace(storage, born=min(storage.born, 0), died=None, call=-1)

@@ -21,7 +21,7 @@ from preflop.ops.transfer import TO_DEVICE, TO_HOST
 from preflop.recomputation import NO_BLOCKS
 from preflop.tape import lives
 from preflop.tape.events import HOST, Call, Mark, Phase, Ref, Role, Signature, Storage, Tape, TensorMeta
-from preflop.tape.replay import BIRTH, DEATH, MARK, events_of
+from preflop.tape.replay import BIRTH, DEATH, MARK, events_of, uncommitted
 from preflop.tape.stack import Refused
 
 LEAST_BYTES = 1024
@@ -101,7 +101,7 @@ class _Offload:
         self.signatures = [tape.signatures[n] for n in kept]
         self.numbers = {n: i for i, n in enumerate(kept)}
         self.transfers: dict[tuple[str, TensorMeta], int] = {}
-        self.storages = [_unborn(storage) for storage in tape.storages]
+        self.storages = [uncommitted(storage) for storage in tape.storages]
         self.counts = {n: 1 for n, storage in enumerate(tape.storages) if storage.born == 0}
         self.python = set(self.counts)
         """Recorded storages that something but autograd's saving still holds."""
@@ -288,7 +288,7 @@ class _Offload:
 
     def _transfer(self, op: str, block: _Block, moved: _Moved, source: int, at: Call) -> int:
         """One copy over the link: the whole storage, once."""
-        new = _unborn(moved.like)
+        new = uncommitted(moved.like)
         new.role, new.name, new.shape = Role.TEMPORARY, "", (moved.like.elements,)
         new.device = HOST if op == TO_HOST else moved.like.device
         self.storages.append(new)
@@ -304,8 +304,3 @@ class _Offload:
         call = dataclasses.replace(at, phase=phase, module=block.module, source=0)
         self._write(call, self.transfers[op, meta], (source, target))
         return target
-
-
-def _unborn(storage: Storage) -> Storage:
-    role = Role.TEMPORARY if storage.role is Role.ACTIVATION else storage.role
-    return dataclasses.replace(storage, born=min(storage.born, 0), died=None, call=-1, role=role)

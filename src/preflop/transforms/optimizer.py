@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from preflop.tape.events import Call, Mark, Phase, Role, Storage, Tape, TensorMeta
-from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of
+from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of, unborn
 from preflop.tape.stack import Refused
 
 
@@ -110,7 +110,7 @@ class Splice:
     def _kept_storages(self) -> Iterator[int]:
         for number, storage in enumerate(self.tape.storages):
             if not self._removed(number):
-                self.storages.append(_unborn(storage))
+                self.storages.append(unborn(storage))
                 yield number
 
     def keeps(self, number: int) -> bool:
@@ -187,7 +187,7 @@ class Splice:
             return self.gradients[storage.name]
         if number not in self.new:
             self.new[number] = len(self.storages)
-            self.storages.append(_unborn(storage))
+            self.storages.append(unborn(storage))
         return self.new[number]
 
     def _birth(self, storage: Storage) -> None:
@@ -214,7 +214,3 @@ class Splice:
         if text not in self.sources:
             self.sources.append(text)
         return self.sources.index(text)
-
-
-def _unborn(storage: Storage) -> Storage:
-    return dataclasses.replace(storage, born=min(storage.born, 0), died=None, call=-1)

@@ -27,7 +27,7 @@ from preflop.errors import BadSubject
 from preflop.recomputation import KEPT_OPERATORS, NO_BLOCKS, Manner, Recomputation, alike, parse
 from preflop.tape import lives
 from preflop.tape.events import Call, Mark, Phase, Role, Storage, Tape
-from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of
+from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of, uncommitted
 from preflop.tape.sizes import ParametricTape
 from preflop.tape.stack import Refused, Stack
 from preflop.transforms.depth import deepen
@@ -156,7 +156,7 @@ class _Holds:
     """Storages of the new tape, alive as long as something holds them."""
 
     def __init__(self, storages: list[Storage]) -> None:
-        self.storages = [_unborn(storage) for storage in storages]
+        self.storages = [uncommitted(storage) for storage in storages]
         self.tick = 0
         self.counts = {number: 1 for number, storage in enumerate(storages) if storage.born == 0}
         self.unmade: list[int] = []
@@ -172,7 +172,7 @@ class _Holds:
 
     def new(self, like: Storage, *, made: bool) -> int:
         """A storage more, held once."""
-        self.storages.append(_unborn(like))
+        self.storages.append(uncommitted(like))
         self.born(len(self.storages) - 1, made=made)
         return len(self.storages) - 1
 
@@ -525,8 +525,3 @@ def _is_note(op: str) -> bool:
 def _state(nbytes: int) -> Storage:
     """A copy of the CPU's random state."""
     return Storage(nbytes, "uint8", (nbytes,), 0, None, Role.TEMPORARY)
-
-
-def _unborn(storage: Storage) -> Storage:
-    role = Role.TEMPORARY if storage.role is Role.ACTIVATION else storage.role
-    return dataclasses.replace(storage, born=min(storage.born, 0), died=None, call=-1, role=role)
