@@ -9,6 +9,7 @@ attributes other than an index are equal, and they carry no hooks and share no p
 from __future__ import annotations
 
 import enum
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -166,14 +167,18 @@ def _attributes(module: nn.Module) -> Iterator[Any]:
             continue
         if name in _INDEX_NAMES and isinstance(value, int):
             continue
-        yield name, _comparable(value)
+        yield name, value if type(value) in _PLAIN else _comparable(value)
 
 
+_CONTAINERS = frozenset({dict, OrderedDict, set, list, tuple})
+"""Most attributes of a module are empty ones of these: torch's tables of hooks."""
 _PLAIN = frozenset({type(None), bool, int, float, str, complex, torch.dtype})
 
 
 def _comparable(value: Any) -> Any:
-    if type(value) in _PLAIN or isinstance(value, (bool, int, float, str, complex, enum.Enum, torch.dtype)):
+    if type(value) in _CONTAINERS and not value:
+        return type(value)
+    if isinstance(value, (bool, int, float, str, complex, enum.Enum, torch.dtype)):
         return value
     if isinstance(value, (list, tuple)):
         return tuple(_comparable(item) for item in value)

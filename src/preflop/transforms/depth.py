@@ -21,7 +21,7 @@ from typing import Any
 from preflop.collection import collection_put_off
 from preflop.tape.events import Call, Mark, ParameterInfo, Phase, Ref, Signature, Storage, Tape
 from preflop.tape.lives import DROP
-from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of
+from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of, unborn
 from preflop.tape.stack import RECORDED, Refused, Stack
 
 _CHECKED, _TEMPLATE, _LAST = 1, 2, 3
@@ -308,8 +308,10 @@ class _Program:
     ticks and calls counted from the segment's begin."""
 
     ticks: int
-    calls: list[tuple[Call, int, list[int], list[bool] | None]] = field(default_factory=list)
-    """(call, tick, ids, which of them move; None: all)."""
+    calls: list[tuple[Call, int, int, int]] = field(default_factory=list)
+    """(call, tick, where its storages begin in `ids`, and where they end)."""
+    ids: list[tuple[int, bool]] = field(default_factory=list)
+    """(id, whether it moves) of every storage that a call names, one call after the other."""
     births: list[tuple[int, bool, int, int]] = field(default_factory=list)
     """(id, whether it moves, tick, call)."""
     deaths: list[tuple[int, bool, int]] = field(default_factory=list)
@@ -367,19 +369,25 @@ class _Writer:
         """Every storage of the new tape, unborn: the recorded ones, then the template's copies."""
         plan = self.plan
         for number, storage in enumerate(self.tape.storages):
-            name = storage.name
-            if name and plan.owner[number] == _LAST:
-                name = self._renamed(name, _LAST + self.extra)
-            self.storages.append(_twin(storage, name))
+            twin = unborn(storage)
+            if twin.name and plan.owner[number] == _LAST:
+                twin.name = self._renamed(twin.name, _LAST + self.extra)
+            self.storages.append(twin)
         locals_ = sorted(plan.tables[_TEMPLATE])
         self.local_rank = {local: rank for rank, local in enumerate(locals_)}
         self.copy_base = len(self.storages)
         self.copy_count = len(locals_)
-        originals = [self.tape.storages[plan.tables[_TEMPLATE][local]] for local in locals_]
-        for copy in range(1, self.extra + 1):
+        originals = [unborn(self.tape.storages[plan.tables[_TEMPLATE][local]]) for local in locals_]
+        places = [plan.stack.locate(one.name) if one.name else None for one in originals]
+        path_of = plan.stack.path_of
+        for instance in range(_TEMPLATE + 1, _TEMPLATE + 1 + self.extra):
             self.storages += [
-                _twin(one, self._renamed(one.name, _TEMPLATE + copy) if one.name else "") for one in originals
-            ]
+                Storage(
+                    one.bytes, one.dtype, one.shape, one.born, None, one.role,
+                    one.name if place is None else path_of(instance, *place[1:]), -1, one.device,
+                )
+                for one, place in zip(originals, places)
+            ]  # fmt: skip
 
     def _renamed(self, name: str, instance: int) -> str:
         place = self.plan.stack.locate(name)
@@ -447,13 +455,13 @@ class _Writer:
         for storage in self._born:
             storage.call = first
         self._born.clear()
+        ids = [where + shift if moves else where for where, moves in program.ids]
         self.calls += [
             Call(
-                call.signature, tuple([w + shift for w in where]) if moves is None else
-                tuple([w + shift if m else w for w, m in zip(where, moves)]),
-                tick + after, call.phase, call.step, call.microbatch, modules[call.module], call.source,
+                call.signature, tuple(ids[begin:end]), tick + after, call.phase, call.step, call.microbatch,
+                modules[call.module], call.source,
             )
-            for call, after, where, moves in program.calls
+            for call, after, begin, end in program.calls
         ]  # fmt: skip
         for where, moves, after, call in program.births:
             storage = storages[where + shift if moves else where]
@@ -475,9 +483,9 @@ class _Writer:
     def _compile(self, program: _Program, after: int, kind: int, index: int) -> None:
         if kind == CALL:
             call = self.tape.calls[index]
-            pairs = [self._base(storage) for storage in call.storages]
-            moves = None if all(moves for _, moves in pairs) else [moves for _, moves in pairs]
-            program.calls.append((call, after, [where for where, _ in pairs], moves))
+            begin = len(program.ids)
+            program.ids += [self._base(storage) for storage in call.storages]
+            program.calls.append((call, after, begin, len(program.ids)))
             program.modules.add(call.module)
         elif kind == BIRTH:
             # What is born is the result of the call that comes next.
@@ -683,14 +691,6 @@ class _Writer:
             for info in template
         ]
         return before + template + copies + after
-
-
-def _twin(storage: Storage, name: str) -> Storage:
-    """A copy, not born and not dead."""
-    born = 0 if storage.born == 0 else -1
-    return Storage(
-        storage.bytes, storage.dtype, storage.shape, born, None, storage.role, name, -1, storage.device
-    )
 
 
 def _grouped(segments: list[Segment]) -> Iterator[list[Segment]]:
