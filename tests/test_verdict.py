@@ -10,7 +10,7 @@ from preflop.accounting import account_tape, find_device
 from preflop.choosing import Accounts
 from preflop.plan.choice import Choice
 from preflop.plan.outcome import outcome_of
-from preflop.plan.smaller import kept_bytes, room_bytes, smaller
+from preflop.plan.smaller import room_bytes, smaller
 from preflop.plan.verdict import verdict
 from preflop.plan.what_if import changes
 from tests.tapes import linear_step
@@ -84,15 +84,15 @@ def test_what_is_kept_is_parameters_gradients_states_and_optimizer_temporaries()
     """fp32 AdamW (foreach): 16 bytes per parameter last, and the optimizer makes 4 more."""
     account = preflop.account("gpt2-nano", NANO, device="l4")
     count = account.memory.columns.parameters.elements
-    lasting = kept_bytes(account.memory, temporaries=False)
+    lasting = account.memory.lasting_bytes
     assert 16 * count <= lasting < 16.1 * count
-    assert 20 * count <= kept_bytes(account.memory) < 20.1 * count
+    assert 20 * count <= account.memory.lasting_and_optimizer_bytes < 20.1 * count
 
 
 def test_no_batch_is_advised_where_weights_alone_fill_the_device():
     """Activations hold most of the peak, and yet a smaller batch comes second: what is kept is too much."""
     account = preflop.account("gpt2-nano", {"batch_size": 64, "sequence_length": 128}, device="l4")
-    kept = kept_bytes(account.memory, temporaries=False)
+    kept = account.memory.lasting_bytes
     memory, said = on_a_device_of(kept - 1, account)
     assert memory.at_peak.activations > kept
     first, then = said.split(" Then ")
@@ -105,7 +105,7 @@ def test_no_batch_is_advised_where_weights_alone_fill_the_device():
 def test_temporaries_alone_want_an_optimizer_without_them():
     """Weights, gradients and states fit, the foreach temporaries do not: a fused optimizer comes first."""
     account = preflop.account("gpt2-nano", {"batch_size": 64, "sequence_length": 128}, device="l4")
-    _, said = on_a_device_of(kept_bytes(account.memory, temporaries=False), account)
+    _, said = on_a_device_of(account.memory.lasting_bytes, account)
     assert "Change first: an optimizer without temporaries (fused" in said
 
 

@@ -74,6 +74,10 @@ class Memory:
     at_peak: AtPeak
     timeline: Sequence[TimelinePoint]
     """The steady step, one point per event."""
+    lasting_bytes: int
+    """Most that is alive whatever the batch: parameters, gradients, optimizer states and buffers."""
+    lasting_and_optimizer_bytes: int
+    """The same with what the optimizer makes and frees besides."""
     reserved_bytes: int | None = None
     """What the device's caching allocator would have reserved; None on a CPU."""
     allocated_bytes: int | None = None
@@ -273,8 +277,8 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Account:
-    """Everything Preflop says about one training step."""
+class Priced:
+    """The figures of one training step: what choices are compared by."""
 
     tape: Tape
     device: DeviceFacts | None
@@ -284,6 +288,12 @@ class Account:
     time: Time
     operators: tuple[OperatorRow, ...]
     """Largest time (or FLOPs) first."""
+
+
+@dataclass(frozen=True)
+class Account(Priced):
+    """Everything Preflop says about one training step: its figures, and words about them."""
+
     copies: tuple[CopyRow, ...]
     assumptions: tuple[str, ...]
     verdict: str

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from preflop.account import Account as Figures
-from preflop.account import DeviceFacts, Flops, Memory, OperatorRow, Traffic
+from preflop.account import DeviceFacts, Flops, Memory, OperatorRow, Priced, Traffic
 from preflop.collection import collection_put_off
 from preflop.device_memory import device_memory
 from preflop.errors import PreflopError
@@ -101,33 +101,55 @@ def account_tape(tape: Tape, device: Device | None = None) -> Account:
         return _account(tape, device)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Counts:
+    """What the ledgers say of a tape, before any device."""
+
+    memory: Memory
+    totals: FlopsTotals
+    flops: Flops
+    operators: list[OperatorRow]
+    traffic: Traffic
+
+
+def count(tape: Tape) -> Counts:
+    """The counts of a tape: one set serves every device that runs its calls."""
+    with collection_put_off():
+        totals = flops_totals(tape)
+        rows = operator_rows(tape)
+        return Counts(memory(tape), totals, _flops(tape, totals), rows, _traffic(rows, totals.total))
+
+
+def priced_tape(tape: Tape, counts: Counts, device: Device | None = None) -> Priced:
+    """The account's figures alone, without words about them: for comparing many choices."""
+    with collection_put_off():
+        return _priced(tape, counts, device)[0]
+
+
 def _account(tape: Tape, device: Device | None) -> Account:
-    counted = memory(tape)
-    totals = flops_totals(tape)
-    flops = _flops(tape, totals)
-    rows = operator_rows(tape)
-    traffic = _traffic(rows, totals.total)
-    timed = StepTime(NO_TIME, ())
-    facts = None
+    counts = count(tape)
+    priced, assumed = _priced(tape, counts, device)
+    figures = {field.name: getattr(priced, field.name) for field in dataclasses.fields(priced)}
+    parameters = priced.memory.columns.parameters.elements
+    return Account(
+        **figures,
+        copies=tuple(copy_rows(tape)),
+        assumptions=(*tape.assumptions, *_assumptions(tape, counts.totals, device), *assumed),
+        verdict=verdict(
+            priced.memory, priced.flops, priced.traffic, priced.time, priced.operators, priced.device, tape.subject
+        ),
+        evidence=evidence(priced.memory, priced.time, priced.device, tape.subject, parameters),
+    )
+
+
+def _priced(tape: Tape, counts: Counts, device: Device | None) -> tuple[Priced, tuple[str, ...]]:
+    """The figures, and what was assumed for the times."""
+    held, rows, timed, facts = counts.memory, counts.operators, StepTime(NO_TIME, ()), None
     if device is not None:
         facts = device_facts(device)
-        counted = _on_device(tape, counted, device)
-        rows, timed = _timed(tape, rows, device, flops)
-    operators = tuple(rows)
-    parameters = counted.columns.parameters.elements
-    return Account(
-        tape=tape,
-        device=facts,
-        memory=counted,
-        flops=flops,
-        traffic=traffic,
-        time=timed.time,
-        operators=operators,
-        copies=tuple(copy_rows(tape)),
-        assumptions=(*tape.assumptions, *_assumptions(tape, totals, device), *timed.assumptions),
-        verdict=verdict(counted, flops, traffic, timed.time, operators, facts, tape.subject),
-        evidence=evidence(counted, timed.time, facts, tape.subject, parameters),
-    )
+        held = _on_device(tape, held, device)
+        rows, timed = _timed(tape, rows, device, counts.flops)
+    return Priced(tape, facts, held, counts.flops, counts.traffic, timed.time, tuple(rows)), timed.assumptions
 
 
 def memory_of(tape: Tape, device: Device) -> Memory:

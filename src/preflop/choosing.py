@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from preflop.accounting import CPU, Account, account_tape, find_device
+from preflop.account import Priced
+from preflop.accounting import CPU, Account, Counts, account_tape, count, find_device, priced_tape
 from preflop.api import shipped_of, tape_of_subject
 from preflop.errors import BadSubject, PreflopError, described
 from preflop.hardware.device import Device
@@ -142,6 +143,7 @@ class Accounts:
             optimizer=options.get("optimizer", "adamw"), device=CPU if target is None else target.id,
         )  # fmt: skip
         self._known: dict[Any, Tape] = {}
+        self._counts: dict[Any, Counts] = {}
         self._annotated: dict[Any, CutTape | None] = {}
         if given is not None:
             self._known[self._key(self.choice)] = given.tape
@@ -152,6 +154,22 @@ class Accounts:
         Raises:
             PreflopError: it cannot be run.
         """
+        return account_tape(*self._on_device(choice))
+
+    def price(self, choice: Choice) -> Priced:
+        """The figures of a choice: its account without words, which comparing many does not need.
+
+        Raises:
+            PreflopError: it cannot be run.
+        """
+        tape, target = self._on_device(choice)
+        key = self._key(choice)
+        if key not in self._counts:
+            self._counts[key] = count(tape)
+        return priced_tape(tape, self._counts[key], target)
+
+    def _on_device(self, choice: Choice) -> tuple[Tape, Device | None]:
+        """The tape of a choice as its device runs it, and the device."""
         target = find_device(choice.device)
         tape = self._tape(choice)
         if tape.subject is not None:
@@ -161,7 +179,7 @@ class Accounts:
                     tape.subject, device=_recorded_for(target), precision=choice.precision
                 ),
             )
-        return account_tape(tape, target)
+        return tape, target
 
     def _tape(self, choice: Choice) -> Tape:
         """The tape of a choice: known, transformed from a known one, or made now."""
@@ -310,7 +328,7 @@ def what_if(
     if split is not None:
         check_split(prices.choice.batch, split)
     return plan_what_if(
-        prices.choice, prices.account, devices=devices, split=split or SPLIT, progress=progress
+        prices.choice, prices.price, devices=devices, split=split or SPLIT, progress=progress
     )
 
 

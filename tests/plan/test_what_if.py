@@ -106,7 +106,7 @@ def test_rows_are_accounts(shipped: WhatIf) -> None:
     import preflop
 
     size = {"batch_size": 8, "sequence_length": 128}
-    for words, changed in (("bf16", {"precision": "bf16"}), ("A100 SXM4 80GB", {"device": "a100-80gb"})):
+    for words, changed in (("bf16", {"precision": "bf16"}), ("a100-sxm4-80gb", {"device": "a100-80gb"})):
         row = next(row for row in shipped.rows if row.words == words)
         options = {"precision": "bf16-mixed", "device": "h100-sxm", **changed}
         account = preflop.account("gpt2-nano", size, **options)
@@ -187,9 +187,9 @@ def test_what_keeps_the_training_comes_first() -> None:
 
 def test_the_smallest_device_that_holds_it() -> None:
     """Where nothing else helps: the least memory of the devices that fit."""
-    said = advised(given=-5, **{"H200_SXM_141GB": 9, "B200_SXM_(HGX)_180GB": 9})
+    said = advised(given=-5, **{"h200_sxm_141gb": 9, "b200_sxm_180gb": 9})
     assert said.startswith("Change first: the device.")
-    assert "H200 SXM 141GB" in said
+    assert "h200-sxm-141gb" in said
 
 
 def test_where_nothing_fits_it_says_so() -> None:
@@ -240,7 +240,7 @@ def test_a_bound_by_bytes_is_shown_as_no_time() -> None:
     table = what_if_table(found)
     assert table.rows[0][-2:] == ("-", "")
     times = {row[0]: row[-2] for row in table.rows}
-    assert times["device: H100 SXM5 80GB"].endswith("s")
+    assert times["device: h100-sxm5-80gb"].endswith("s")
     assert times["tf32"] == "-"
     reasons = found.untimed()
     assert any("Tesla T4 16GB has no dense peak for bfloat16" in reason for reason in reasons)

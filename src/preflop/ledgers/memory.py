@@ -40,6 +40,7 @@ CATEGORIES = (
     "inputs",
     "workspace",
 )
+_LASTING = ("parameters", "gradients", "optimizer_states", "buffers")
 _INDEX = {role.value: index for index, role in enumerate(_ROLES)}
 _KEPT = {Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE, Role.BUFFER, Role.INPUT}
 
@@ -56,6 +57,7 @@ def memory(tape: Tape) -> Memory:
     first = replay.peak(0)
     call = peak.call
     signature = None if call is None else tape.signatures[call.signature]
+    timeline = replay.timeline(tape.steps - 1)
     return Memory(
         peak_bytes=peak.bytes,
         first_step_peak_bytes=first.bytes,
@@ -65,7 +67,9 @@ def memory(tape: Tape) -> Memory:
         peak_source="" if call is None else tape.sources[call.source],
         columns=_columns(tape, replay),
         at_peak=replay.at(peak.tick, peak.workspace_bytes),
-        timeline=replay.timeline(tape.steps - 1),
+        timeline=timeline,
+        lasting_bytes=timeline.most_lasting(),
+        lasting_and_optimizer_bytes=timeline.most_lasting(optimizer_temporaries=True),
     )
 
 
@@ -206,6 +210,20 @@ class Timeline(Sequence[TimelinePoint]):
         self.alive = alive
         """Categories (in the order of `CATEGORIES`) x events, bytes."""
         self.phases = phases
+
+    def most_lasting(self, *, optimizer_temporaries: bool = False) -> int:
+        """Most bytes at one event of what does not depend on the batch.
+
+        Args:
+            optimizer_temporaries: with what the optimizer makes and frees besides.
+        """
+        import numpy as np
+
+        lasting = self.alive[[CATEGORIES.index(name) for name in _LASTING]].sum(axis=0)
+        if optimizer_temporaries:
+            in_optimizer = np.fromiter((phase == "optimizer" for phase in self.phases), bool, len(self))
+            lasting = lasting + self.alive[CATEGORIES.index("temporaries")] * in_optimizer
+        return int(lasting.max(initial=0))
 
     def __len__(self) -> int:
         return len(self.phases)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from preflop.account import Account
+from preflop.account import Priced
 from preflop.ledgers.host import host_memory
 from preflop.precision import PRECISIONS
 from preflop.timing.roofline import MATMUL_LIKE, peak_dtype
@@ -70,11 +70,11 @@ class Outcome:
         return self.time_s / self.units if self.time_s is not None and self.units else None
 
 
-def outcome_of(account: Account) -> Outcome:
-    """The outcome of an accounted step, its allocator replayed where it has one."""
-    subject, memory, time = account.tape.subject, account.memory, account.time
+def outcome_of(priced: Priced) -> Outcome:
+    """The outcome of a priced step, its allocator replayed where it has one."""
+    subject, memory, time = priced.tape.subject, priced.memory, priced.time
     microbatches = 1 if subject is None else subject.microbatches
-    host = host_memory(account.tape)
+    host = host_memory(priced.tape)
 
     def of_step(count: int | None) -> int | None:
         return None if count is None else count * microbatches
@@ -82,11 +82,11 @@ def outcome_of(account: Account) -> Outcome:
     return Outcome(
         peak_bytes=memory.peak_bytes,
         peak_phase=memory.peak_phase,
-        flops_model=account.flops.model,
-        flops_hardware=account.flops.hardware,
-        flops_total=account.flops.total,
-        read_bytes=account.traffic.read_bytes,
-        write_bytes=account.traffic.write_bytes,
+        flops_model=priced.flops.model,
+        flops_hardware=priced.flops.hardware,
+        flops_total=priced.flops.total,
+        read_bytes=priced.traffic.read_bytes,
+        write_bytes=priced.traffic.write_bytes,
         lower_s=time.lower_s,
         expected_s=time.expected_s,
         upper_s=time.upper_s,
@@ -96,19 +96,19 @@ def outcome_of(account: Account) -> Outcome:
         fits=memory.fits,
         needs_bytes=None if memory.fits is None else memory.needs_bytes,
         spare_bytes=memory.spare_bytes,
-        no_peak=() if time.lower_s is None else _no_peak(account),
+        no_peak=() if time.lower_s is None else _no_peak(priced),
         host_bytes=host.peak_bytes,
         link_bytes=host.link_bytes,
     )
 
 
-def _no_peak(account: Account) -> tuple[str, ...]:
-    subject = account.tape.subject
+def _no_peak(priced: Priced) -> tuple[str, ...]:
+    subject = priced.tape.subject
     precision = None if subject is None else PRECISIONS.get(subject.precision)
     tf32 = precision is not None and precision.tf32
     unpriced = {
         peak_dtype(row.dtype, tf32)
-        for row in account.operators
+        for row in priced.operators
         if row.kind in MATMUL_LIKE and row.flops and row.bound is None
     }
     return tuple(sorted(unpriced))

@@ -14,23 +14,8 @@ from preflop.plan.what_if import OPTIMIZERS_TRIED
 from preflop.precision import PRECISIONS, Precision
 
 if TYPE_CHECKING:
-    from preflop.account import Memory, TimelinePoint
+    from preflop.account import Memory
     from preflop.tape.events import SubjectInfo
-
-
-def kept_bytes(memory: Memory, *, temporaries: bool = True) -> int:
-    """Most that is alive and does not depend on the batch: parameters, gradients, optimizer states and buffers.
-
-    Args:
-        temporaries: in the optimizer, what it makes and frees besides.
-    """
-    return max((_kept(point, temporaries) for point in memory.timeline), default=0)
-
-
-def _kept(point: TimelinePoint, temporaries: bool) -> int:
-    alive = point.alive
-    kept = alive.parameters + alive.gradients + alive.optimizer_states + alive.buffers
-    return kept + (alive.temporaries if temporaries and point.phase == "optimizer" else 0)
 
 
 def room_bytes(memory: Memory) -> int:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from preflop.account import DeviceFacts, Flops, Memory, OperatorRow, Time, Traffic
-from preflop.plan.smaller import kept_bytes, room_bytes, smaller
+from preflop.plan.smaller import room_bytes, smaller
 from preflop.tape.events import SubjectInfo
 from preflop.units import bytes_text, time_text
 
@@ -52,7 +52,7 @@ def _does_not_fit(memory: Memory, subject: SubjectInfo | None) -> str:
             "(fused, or a loop over parameters instead of foreach)."
         )
     batched = largest in ("activations", "temporaries")
-    if kept_bytes(memory) > room_bytes(memory):
+    if memory.lasting_and_optimizer_bytes > room_bytes(memory):
         then = f" Then {_smaller_activations(subject)}: {held}." if batched else ""
         return f"It does not fit, by {over}, and no batch would: {_kept_words(memory, subject)}.{then}"
     if largest in ("optimizer_states", "gradients", "parameters"):
@@ -66,11 +66,10 @@ def _does_not_fit(memory: Memory, subject: SubjectInfo | None) -> str:
 
 def _kept_words(memory: Memory, subject: SubjectInfo | None) -> str:
     """That what the step keeps whatever the batch is more than the device has, and what makes it less."""
-    kept, lasting = kept_bytes(memory), kept_bytes(memory, temporaries=False)
+    lasting, made = memory.lasting_bytes, memory.lasting_and_optimizer_bytes - memory.lasting_bytes
     advice = _keep_less(memory, subject)
     if lasting <= room_bytes(memory):
         advice = f"an optimizer without temporaries (fused, or a loop over parameters instead of foreach), {advice}"
-    made = kept - lasting
     and_temporaries = f" and {bytes_text(made)} of optimizer temporaries" if made > lasting * _MENTIONED else ""
     return (
         f"{bytes_text(lasting)} of weights, gradients and optimizer states{and_temporaries} are there whatever the "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from preflop.account import Account
+from preflop.account import Priced
 from preflop.errors import BadNumber, PreflopError
 from preflop.optimizers import IN_BACKWARD, OptimizerSpec, find_optimizer
 from preflop.plan.choice import Choice, Route, route_of
@@ -129,7 +129,7 @@ def _relative(given: float | None, other: float | None) -> float | None:
 
 def what_if(
     given: Choice,
-    account_of: Callable[[Choice], Account],
+    price: Callable[[Choice], Priced],
     *,
     devices: Sequence[str] = DEVICES_TRIED,
     split: int = SPLIT,
@@ -138,7 +138,7 @@ def what_if(
     """Changes one knob at a time and prices each run whole.
 
     Args:
-        account_of: prices a choice (records it where it must).
+        price: the figures of a choice (records it where it must).
         split: microbatches that each batch is divided into.
         progress: is told what is being priced.
 
@@ -148,13 +148,13 @@ def what_if(
     """
     said = progress or (lambda words: None)
     said("the given run")
-    first = Row("", "as given", given, Route.PRICE, Keeps.MATHEMATICS, outcome_of(account_of(given)))
+    first = Row("", "as given", given, Route.PRICE, Keeps.MATHEMATICS, outcome_of(price(given)))
     rows = []
     for knob, words, choice, keeps in changes(given, devices=devices, split=split):
         said(words)
         route = route_of(given, choice, same_kernels=_same_kernels(given.device, choice.device))
         try:
-            outcome = outcome_of(account_of(choice))
+            outcome = outcome_of(price(choice))
         except PreflopError as error:
             reason = str(error).splitlines()[0]
             rows.append(Row(knob, words, choice, route, keeps, None, reason))
@@ -190,7 +190,7 @@ def changes(
     own = None if given.device == "cpu" else device_with_figures(given.device).id
     for name in dict.fromkeys(device_with_figures(name).id for name in devices):
         if name != own:
-            yield "device", device_with_figures(name).name, given.but(device=name), Keeps.MATHEMATICS
+            yield "device", name, given.but(device=name), Keeps.MATHEMATICS
 
 
 def _splits(given: Choice, split: int) -> Iterator[tuple[str, str, Choice, Keeps]]:
