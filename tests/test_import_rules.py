@@ -25,6 +25,7 @@ TORCH_MODULES = {
     "preflop.published.litgpt",
     "preflop.published.megatron",
     "preflop.published.selective",
+    "preflop.published.bert",
     "preflop.published.staff",
 }
 # Outside of them torch may be imported by a function, when it is called, in these files only.
