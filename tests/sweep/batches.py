@@ -384,6 +384,9 @@ def _audio(pair: Pair, config: Any, names: frozenset[str]) -> Iterator[tuple[str
         features = made.get("input_features")
         if features is not None and features.ndim == 3 and "attention_mask" in names:
             yield word, {**full, "attention_mask": torch.ones(features.shape[:2], dtype=torch.long)}
+        samples = made.get("input_values")
+        if samples is not None and "padding_mask" in names:
+            yield word, {**full, "padding_mask": torch.ones(BATCH, samples.shape[-1], dtype=torch.long)}
 
 
 def _sounds(config: Any, names: frozenset[str]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -103,22 +103,13 @@ def _omdet(config: Any) -> Batch:
 
 
 def _shared_keys_and_values(config: Any) -> Batch:
-    """What the assisted model hands its assistant: embeddings, and keys and values by kind of layer."""
+    """What the assisted model hands its assistant for a token: embeddings, keys and values by kind of layer."""
     text = config.text_config
-    wide = getattr(text, "global_head_dim", None) or text.head_dim
-    heads = {
-        "sliding_attention": (text.num_key_value_heads, text.head_dim),
-        "full_attention": (
-            getattr(text, "num_global_key_value_heads", None) or text.num_key_value_heads,
-            wide,
-        ),
-    }
+    layers = {kind: text.per_layer_config[index] for index, kind in enumerate(text.layer_types)}
+    shapes = {kind: (BATCH, it.num_key_value_heads, LENGTH, it.head_dim) for kind, it in layers.items()}
     return {
-        "inputs_embeds": torch.rand(BATCH, LENGTH, 2 * config.backbone_hidden_size),
-        "shared_kv_states": {
-            kind: (torch.rand(BATCH, count, LENGTH, width), torch.rand(BATCH, count, LENGTH, width))
-            for kind, (count, width) in heads.items()
-        },
+        "inputs_embeds": torch.rand(BATCH, 1, 2 * config.backbone_hidden_size),
+        "shared_kv_states": {kind: (torch.rand(shape), torch.rand(shape)) for kind, shape in shapes.items()},
     }
 
 
@@ -215,6 +206,87 @@ def _shuffled_patches(config: Any) -> Batch:
     return {"pixel_values": images(config), "input_ids": tokens, "labels": tokens.clone()}
 
 
+def _patches_of_space_and_time(config: Any) -> Batch:
+    """One token for each patch of a few frames."""
+    vision, count = config.vision_config, 4
+    tokens = ids(config, count + 16)
+    tokens[:, 2 : 2 + count] = config.image_token_id
+    patch = (vision.temporal_patch_size, vision.patch_size, vision.patch_size, vision.num_channels)
+    return {
+        "pixel_values": torch.rand(BATCH * count, *patch),
+        "input_ids": tokens,
+        "attention_mask": torch.ones_like(tokens),
+        "labels": tokens.masked_fill(tokens == config.image_token_id, -100),
+    }
+
+
+def _instructed_video(config: Any) -> Batch:
+    """As many video tokens as queries of four frames, with the instruction that the queries read too."""
+    frames = 4
+    count = frames * config.num_query_tokens
+    tokens = ids(config, count + 16)
+    tokens[:, 2 : 2 + count] = config.video_token_id
+    return {
+        "pixel_values": images(config)[:, None].repeat(1, frames, 1, 1, 1),
+        "qformer_input_ids": ids(config, 8),
+        "input_ids": tokens,
+        "attention_mask": torch.ones_like(tokens),
+        "labels": tokens.masked_fill(tokens == config.video_token_id, -100),
+    }
+
+
+def _speech_beside_text(config: Any) -> Batch:
+    """Text and speech of the same length, added token by token."""
+    tokens = ids(config)
+    frames = LENGTH * config.audio_length_per_tok
+    return {
+        "input_ids": tokens,
+        "attention_mask": torch.ones_like(tokens),
+        "input_features": torch.rand(BATCH, config.audio_config.num_mel_bins, frames),
+        "labels": tokens.clone(),
+    }
+
+
+def _waveform_in_text(config: Any, tokenizer: Any) -> Batch:
+    """A token for each hop of the tokenizer that makes latents of a waveform."""
+    count = 2
+    samples = count * tokenizer.hop_length
+    tokens = ids(config, count + 16)
+    tokens[:, 2 : 2 + count] = config.audio_token_id
+    return {
+        "input_ids": tokens,
+        "attention_mask": torch.ones_like(tokens),
+        "input_values": torch.rand(BATCH, 1, samples),
+        "padding_mask": torch.ones(BATCH, samples, dtype=torch.bool),
+        "labels": tokens.masked_fill(tokens == config.audio_token_id, -100),
+    }
+
+
+def _heard_speech(config: Any) -> Batch:
+    return _waveform_in_text(config, config.acoustic_tokenizer_encoder_config)
+
+
+def _spoken_text(config: Any) -> Batch:
+    """With the loss of the diffusion that speaks, over the audio tokens."""
+    batch = _waveform_in_text(config, config.audio_config)
+    return {**batch, "acoustic_loss_mask": batch["input_ids"] == config.audio_token_id}
+
+
+def _masks_by_task_and_text(config: Any) -> Batch:
+    """An image, its task and, in training, a text for each query that has no learnt one."""
+    pixels = images(config)
+    height, width = pixels.shape[-2:]
+    texts = config.num_queries - config.text_encoder_n_ctx
+    length = config.text_encoder_context_length
+    return {
+        "pixel_values": pixels,
+        "task_inputs": ids(config, config.task_seq_len),
+        "text_inputs": ids(config, texts * length).reshape(BATCH, texts, length),
+        "mask_labels": [(torch.arange(2 * height * width).reshape(2, height, width) % 2).float()] * BATCH,
+        "class_labels": [torch.tensor([0, 1])] * BATCH,
+    }
+
+
 def _policy_question(config: Any) -> Batch:
     tokens = ids(config, config.mm_tokens_per_image + 16)
     kinds = torch.zeros_like(tokens)
@@ -231,6 +303,12 @@ def _policy_question(config: Any) -> Batch:
 OVERRIDES: dict[str, Maker] = {
     "pi0": _robot,
     "llama4/Llama4ForConditionalGeneration": _shuffled_patches,
+    "inkling_mm_model": _patches_of_space_and_time,
+    "instructblipvideo": _instructed_video,
+    "voxtral_realtime": _speech_beside_text,
+    "vibevoice_asr": _heard_speech,
+    "vibevoice": _spoken_text,
+    "oneformer": _masks_by_task_and_text,
     "fun_asr_nano": _stacked_sound_and_text,
     "kyutai_speech_to_text": _text_and_codes,
     "parakeet_tdt/ParakeetForTDT": _transducer,

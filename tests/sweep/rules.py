@@ -179,6 +179,16 @@ VIT = {
     "out_indices": [1, 2, 3, 4],
 }
 LAST, LAST_THREE = ["stage4"], ["stage2", "stage3", "stage4"]
+LCNET = {
+    "model_type": "pp_lcnet_v4",
+    "stem_channels": [3, 16, 16],
+    "block_configs": [
+        [[3, 16, 16, 1, True]],
+        *([[3, width // 2, width, 2, False], [3, width, width, 1, True]] for width in (32, 64, 128)),
+    ],
+    "out_features": ["stage1", *LAST_THREE],
+}
+"""A detector's backbone: each stage halves both sides (the default, a recognizer's, halves the height)."""
 
 INTRACLASS: dict[str, list[Any]] = {
     "reduce_channel": [1, 1, 0],
@@ -209,7 +219,14 @@ CONSTRUCTED: dict[str, dict[str, Any]] = {
         "backbone": None,
         "backbone_config": {**RESNET, "out_features": LAST_THREE},
     },
-    "omdet-turbo": {"use_timm_backbone": False, "backbone": None, "backbone_config": SWIN},
+    "omdet-turbo": {
+        "use_timm_backbone": False,
+        "backbone": None,
+        "backbone_config": SWIN,
+        **dict.fromkeys(("text_projection_in_dim", "text_projection_out_dim", "class_embed_dim"), 64),
+        "apply_layernorm_after_vision_backbone": False,  # timm's Swin ends in channels, transformers' does not
+    },
+    "oneformer": {"backbone_config": {**SWIN, "out_indices": [1, 2, 3, 4]}},
     "grounding-dino": {"backbone_config": SWIN},
     "mm-grounding-dino": {"backbone_config": SWIN},
     "lw_detr": {
@@ -242,8 +259,7 @@ CONSTRUCTED: dict[str, dict[str, Any]] = {
     },
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
     **{
-        name: {"backbone_config": {"model_type": "pp_lcnet_v4", "out_features": ["stage1", *LAST_THREE]}}
-        for name in ("pp_ocrv6_small_det", "pp_ocrv6_medium_det")
+        name: {"backbone_config": LCNET} for name in ("pp_ocrv6_small_det", "pp_ocrv6_medium_det")
     },
     "pp_ocrv5_server_det": {
         "backbone_config": {"model_type": "hgnet_v2", "out_features": ["stage1", *LAST_THREE]}
@@ -326,10 +342,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "shieldgemma2": {"mm_tokens_per_image": 4, "yes_token_index": 400, "no_token_index": 401},
     "kyutai_speech_to_text": {"codec_config.upsample_groups": 64},
     "dia": {"decoder_config.cross_hidden_size": 64},
-    "omdet-turbo": {"encoder_in_channels": [32, 64, 128]},
+    "omdet-turbo": {"encoder_in_channels": [32, 64, 128], "vision_features_channels": [64, 64, 64]},
     "deepseek_ocr2": {
         "vision_config.sam_config.downsample_channels": [48, 64],
         "text_config.mlp_layer_types": ["dense", "sparse"],
+        "text_config.num_experts_per_tok": 2,
     },
     "chameleon": {
         "vq_config.num_embeddings": 64,
@@ -350,6 +367,23 @@ OVERRIDES: dict[str, dict[str, Any]] = {
             "<|extra_200|>": 501,
             **{f"<|visual token {code:06d}|>": 100 + code for code in range(64)},
         },
+    },
+    "apertus1p5": {
+        "vision_config.base_channels": 32,
+        "vision_config.codebook_size": 200,
+        "audio_config.codebook_size": 100,
+        "image_token_offset": 100,
+        "audio_token_offset": 300,
+    },
+    "vibevoice_asr": {
+        "acoustic_tokenizer_encoder_config.num_filters": 4,
+        "semantic_tokenizer_encoder_config.num_filters": 4,
+    },
+    "vibevoice": {"audio_config.num_filters": 4, "semantic_model_config.num_filters": 4},
+    "oneformer": {"is_training": True, "text_encoder_n_ctx": 4, "conv_dim": 64},
+    **{
+        name: {"text_config.num_kv_shared_layers": 2}
+        for name in ("gemma4_assistant", "gemma4_unified_assistant")
     },
     "perceiver/PerceiverForMaskedLM": {"max_position_embeddings": 32},
     "blip-2": {"image_token_id": 500, "image_token_index": 500},
@@ -383,7 +417,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "step3p7": {"text_config.sliding_window": 16},
     "pp_doclayout_v2": {"class_thresholds": [0.5] * 25, "class_order": list(range(25))},
-    "pp_ocrv6_small_det": {"layer_list_out_channels": [96, 96, 192, 384]},
+    "pp_ocrv6_small_det": {"layer_list_out_channels": [16, 32, 64, 128]},
     "sapiens2": {
         "num_key_value_heads_per_layer": [4] * 8 + [2] * 8 + [4] * 8,
         "head_config.upsample_out_channels": [32, 32],
