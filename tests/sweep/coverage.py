@@ -25,7 +25,8 @@ head. A pair counts as tried once a real step of it ran here; then it is recorde
 module that exists, and two real AdamW steps are measured with torch's profiler and compared, within
 60 seconds for all of it. Where the clock stopped the real step, a pair is answered and not measured. Below
 transformers' families stand peft's adapters, torch's own layers and uses, and diffusers' models. Run all with
-`python -m tests.sweep.run --measure` (hours on two cores; an interrupted run goes on where it stopped).
+`python -m tests.sweep.run --measure` (hours on two cores; an interrupted run goes on where it stopped), after
+`pip install -c constraints.txt -e '.[test,sweep]'`: a few models need scipy or diffusers.
 """
 
 

@@ -223,7 +223,6 @@ CONSTRUCTED: dict[str, dict[str, Any]] = {
         "use_timm_backbone": False,
         "backbone": None,
         "backbone_config": SWIN,
-        **dict.fromkeys(("text_projection_in_dim", "text_projection_out_dim", "class_embed_dim"), 64),
         "apply_layernorm_after_vision_backbone": False,  # timm's Swin ends in channels, transformers' does not
     },
     "oneformer": {"backbone_config": {**SWIN, "out_indices": [1, 2, 3, 4]}},
@@ -342,7 +341,15 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "shieldgemma2": {"mm_tokens_per_image": 4, "yes_token_index": 400, "no_token_index": 401},
     "kyutai_speech_to_text": {"codec_config.upsample_groups": 64},
     "dia": {"decoder_config.cross_hidden_size": 64},
-    "omdet-turbo": {"encoder_in_channels": [32, 64, 128], "vision_features_channels": [64, 64, 64]},
+    "omdet-turbo": {
+        "encoder_in_channels": [32, 64, 128],
+        "vision_features_channels": [64, 64, 64],
+        # Its decoder projects the task only where texts are not as wide as images.
+        **dict.fromkeys(
+            ("text_config.hidden_size", "text_projection_in_dim", "text_projection_out_dim", "class_embed_dim"),
+            128,
+        ),
+    },
     "deepseek_ocr2": {
         "vision_config.sam_config.downsample_channels": [48, 64],
         "text_config.mlp_layer_types": ["dense", "sparse"],

@@ -199,15 +199,16 @@ def _for_head(config: Any, head: Any) -> Any:
     return config
 
 
-def runs_for_real(candidate: Candidate) -> Exception | None:
-    """None where a real forward and backward of the candidate runs; what it raises otherwise."""
+def runs_for_real(candidate: Candidate, steps: int = 1) -> Exception | None:
+    """None where so many real forwards and backwards of the candidate run; what they raise otherwise."""
     from preflop.record.loop import call_model, default_loss, trainable
 
     try:
         model = candidate.build()
-        loss = default_loss(call_model(model, candidate.batch))
-        if trainable(model, loss):
-            loss.backward()
+        for _ in range(steps):
+            loss = default_loss(call_model(model, candidate.batch))
+            if trainable(model, loss):
+                loss.backward()
     except Exception as error:
         return error
     return None
@@ -259,7 +260,8 @@ def _try(row: Row, candidate: Candidate, report: Callable[[Row], None], *, measu
     try:
         account = account_tape(record_subject(subject))
     except Exception as error:
-        row.status, row.reason = "failed", _words(error)
+        again = runs_for_real(candidate, steps=2)  # a model may keep the graph of its first step
+        row.status, row.reason = ("failed", _words(error)) if again is None else ("does not train", _words(again))
         report(row)
         return
     row.record_s = round(time.perf_counter() - began, 2)
