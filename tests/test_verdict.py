@@ -143,3 +143,12 @@ def test_what_cannot_hold_its_weights_is_not_named():
     assert named.precisions == ("bf16",) and set(named.optimizers) == {"adafactor", "sgd"}
     _, said = on_a_device_of(7 * count, account)
     assert "Change first: sharding, or a larger device" in said and "what-if" not in said
+
+
+def test_gaps_of_the_allocator_want_expandable_segments():
+    """What would fit without gaps: the setting that closes them, and what it leaves, before any other change."""
+    held = {"fits": False, "spare_bytes": -5, "allocated_bytes": 10 * 2**30, "reserved_bytes": 12 * 2**30}
+    said = told("compute", [row("compute", 1.0)], expandable_spare_bytes=3 * 2**30, **held)
+    assert "the allocator reserves 2.00 GiB more than it hands out" in said
+    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in said and "3.00 GiB to spare" in said
+    assert "expandable" not in told("compute", [row("compute", 1.0)], expandable_spare_bytes=-1, **held)

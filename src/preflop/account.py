@@ -88,6 +88,17 @@ class Memory:
     fits: bool | None = None
     spare_bytes: int | None = None
     """Usable device memory minus what is needed; negative when it does not fit."""
+    expandable_spare_bytes: int | None = None
+    """The same with expandable segments, where the step does not fit only for how the allocator places its
+    blocks; None elsewhere."""
+
+    @property
+    def gapless_spare_bytes(self) -> int | None:
+        """What would be to spare if the allocator left no gaps between what it hands out: where this is negative,
+        no setting of it helps. None where no memory is known."""
+        if self.spare_bytes is None or self.allocated_bytes is None or self.reserved_bytes is None:
+            return self.spare_bytes
+        return self.spare_bytes + self.reserved_bytes - self.allocated_bytes
 
     @property
     def needs_bytes(self) -> int:
@@ -218,6 +229,8 @@ class DeviceFacts:
     bandwidth_bytes_per_s: float | None
     peak_flops_per_s: dict[str, float]
     """dtype -> dense peak."""
+    alloc_conf: str = ""
+    """What PYTORCH_CUDA_ALLOC_CONF sets there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from preflop.account import DeviceFacts, Flops, Memory, OperatorRow, Priced, Tra
 from preflop.collection import collection_put_off
 from preflop.device_memory import device_memory
 from preflop.errors import PreflopError
+from preflop.hardware.allocator_settings import AllocatorSettings, BadAllocatorSetting
 from preflop.hardware.catalog import find
 from preflop.hardware.device import Device, MissingFigure
 from preflop.ledgers.copies import copies_ledger, copy_rows
@@ -81,15 +82,26 @@ class Account(Figures):
         show(self, top=top)
 
 
-def find_device(name: Any) -> Device | None:
+def find_device(name: Any, alloc_conf: str = "") -> Device | None:
     """The device of that name; None for "cpu", which has memory and kernels but no catalog figures.
 
     "this" is this machine as `preflop calibrate` measured it.
 
+    Args:
+        alloc_conf: what PYTORCH_CUDA_ALLOC_CONF sets there.
+
     Raises:
         UnknownDevice: no such device; the message names the nearest.
+        BadAllocatorSetting: torch would not take the setting, or the device has no such allocator.
     """
-    return None if isinstance(name, str) and name.casefold() == CPU else device_with_figures(name)
+    if isinstance(name, str) and name.casefold() == CPU:
+        if alloc_conf:
+            raise BadAllocatorSetting(
+                f"allocator settings {alloc_conf!r} are CUDA's, and the device is the CPU.\n"
+                "  Leave them out, or name a CUDA device of `preflop hardware`."
+            )
+        return None
+    return device_with_figures(name).with_alloc_conf(alloc_conf)
 
 
 def account_tape(tape: Tape, device: Device | None = None) -> Account:
@@ -169,7 +181,7 @@ def device_facts(device: Device) -> DeviceFacts:
     except MissingFigure:
         bandwidth = None
     peaks = {name: float(figure.value) for name, figure in device.peaks.items()}
-    return DeviceFacts(device.id, device.name, memory_bytes, basis, bandwidth, peaks)
+    return DeviceFacts(device.id, device.name, memory_bytes, basis, bandwidth, peaks, device.alloc_conf)
 
 
 def _flops(tape: Tape, totals: FlopsTotals) -> Flops:
@@ -223,7 +235,7 @@ def _on_device(tape: Tape, counted: Memory, device: Device) -> Memory:
     """The memory with what the device's allocator reserves, its context, and whether it all fits."""
     capability = device.compute_capability
     if capability is not None:
-        held = device_memory(tape, capability)
+        held = device_memory(tape, capability, settings=AllocatorSettings.parse(device.alloc_conf))
         counted = dataclasses.replace(
             counted, allocated_bytes=held.allocated_bytes, reserved_bytes=held.reserved_bytes
         )
@@ -233,7 +245,17 @@ def _on_device(tape: Tape, counted: Memory, device: Device) -> Memory:
     except MissingFigure:
         return counted
     needs = counted.needs_bytes
-    return dataclasses.replace(counted, fits=needs <= has, spare_bytes=has - needs)
+    counted = dataclasses.replace(counted, fits=needs <= has, spare_bytes=has - needs)
+    return dataclasses.replace(counted, expandable_spare_bytes=_expandable_spare_bytes(tape, counted, device))
+
+
+def _expandable_spare_bytes(tape: Tape, counted: Memory, device: Device) -> int | None:
+    """What expandable segments would leave to spare where only the allocator's placing is in the way."""
+    if counted.fits or (counted.gapless_spare_bytes or 0) < 0 or device.compute_capability is None:
+        return None
+    settings = dataclasses.replace(AllocatorSettings.parse(device.alloc_conf), expandable_segments=True)
+    held = device_memory(tape, device.compute_capability, settings=settings)
+    return device.memory_bytes - held.reserved_bytes - (counted.context_bytes or 0)
 
 
 def _context_bytes(device: Device) -> int | None:

@@ -29,6 +29,7 @@ def account(
     device: str = "cpu",
     gpus: int = 1,
     shard: str = "none",
+    alloc_conf: str = "",
 ) -> Account:
     """What one training step costs: memory, FLOPs, bytes moved and time.
 
@@ -50,6 +51,7 @@ def account(
         recompute: "none", "block", "selective", or a callable from module name to bool.
         keep_output: keep the output to the end of its microbatch, as loops that log it do.
         device: a name from `preflop hardware`, "cpu", or "this": this machine, once calibrated.
+        alloc_conf: what PYTORCH_CUDA_ALLOC_CONF sets on a CUDA device, as "expandable_segments:True".
 
     Returns:
         The account; `.show()` prints it, `.to_dict()` is the contract's JSON.
@@ -67,7 +69,7 @@ def account(
     from preflop.subject import resolve
     from preflop.timing.this import recorded_as
 
-    target = find_device(device)
+    target = find_device(device, alloc_conf)
     subject = resolve(
         model, batch, loss=loss, optimizer=optimizer, precision=precision, microbatches=microbatches,
         recompute=recompute, keep_output=keep_output, device=recorded_as(target) if target else "cpu",
@@ -76,7 +78,9 @@ def account(
     return account_tape(tape_of_subject(subject), target)
 
 
-def account_real(model: Any, batch: Any = None, *, device: str = "cpu", **options: Any) -> Account:
+def account_real(
+    model: Any, batch: Any = None, *, device: str = "cpu", alloc_conf: str = "", **options: Any
+) -> Account:
     """`account` for a model that cannot be recorded on fake tensors: from real steps on this CPU.
 
     A batch and sequence that are small are run as they are. Larger ones are read off a fit through small
@@ -85,6 +89,7 @@ def account_real(model: Any, batch: Any = None, *, device: str = "cpu", **option
 
     Args:
         device: where the counts are priced. The operators are those that the CPU runs.
+        alloc_conf: as for `account`.
         options: as for `account`.
 
     Raises:
@@ -99,7 +104,7 @@ def account_real(model: Any, batch: Any = None, *, device: str = "cpu", **option
     from preflop.accounting import account_tape, find_device
     from preflop.real_steps import tape_of_real
 
-    return account_tape(tape_of_real(model, batch, options), find_device(device))
+    return account_tape(tape_of_real(model, batch, options), find_device(device, alloc_conf))
 
 
 def tape_of_subject(subject: Subject) -> Tape:

@@ -133,14 +133,16 @@ class Accounts:
         Args:
             given: the account of the subject as it is, where it was made already.
         """
+        alloc_conf = options.pop("alloc_conf", "")
         self._model, self._batch, self._options = model, batch, options
-        target = find_device(options.get("device", CPU))
+        target = find_device(options.get("device", CPU), alloc_conf)
         sizes = batch_sizes(batch) if isinstance(model, str) and batch is not None else None
         batch_size, seq = sizes or (None, None)
         self.choice = Choice(
             batch=batch_size, seq=seq, microbatches=options.get("microbatches", 1),
             recompute=options.get("recompute", "none"), precision=options.get("precision", "fp32"),
             optimizer=options.get("optimizer", "adamw"), device=CPU if target is None else target.id,
+            alloc_conf=alloc_conf,
         )  # fmt: skip
         self._known: dict[Any, Tape] = {}
         self._counts: dict[Any, Counts] = {}
@@ -170,7 +172,7 @@ class Accounts:
 
     def _on_device(self, choice: Choice) -> tuple[Tape, Device | None]:
         """The tape of a choice as its device runs it, and the device."""
-        target = find_device(choice.device)
+        target = find_device(choice.device, choice.alloc_conf)
         tape = self._tape(choice)
         if tape.subject is not None:
             tape = dataclasses.replace(
@@ -246,7 +248,7 @@ class Accounts:
         target = find_device(choice.device)
         kernels: Any = CPU if target is None else target.compute_capability or target.id
         precision = "fp32" if choice.precision == "tf32" else choice.precision
-        return choice.but(device="", precision=precision), kernels
+        return choice.but(device="", alloc_conf="", precision=precision), kernels
 
 
 def _recorded_for(target: Device | None) -> str:
@@ -360,7 +362,7 @@ def formulas(model: Any, batch: Any, **options: Any) -> Formulas:
             "formulas need a batch whose sizes can be changed.\n"
             "  Name a model of `preflop models` or a config.json, with --batch (and --seq)."
         )
-    target = find_device(options.pop("device", CPU))
+    target = find_device(options.pop("device", CPU), options.pop("alloc_conf", ""))
     microbatches = options.pop("microbatches", 1)
     name = _recorded_for(target)
 

@@ -38,6 +38,7 @@ def fit_model(
     batch: int | None = None,
     seq: int | None = None,
     what: Sequence[What] = tuple(What),
+    alloc_conf: str = "",
     progress: Callable[[str], None] | None = None,
     **options: Any,
 ) -> list[Answer]:
@@ -48,13 +49,14 @@ def fit_model(
         batch: held fixed for all but the batch; None: 1.
         seq: held fixed for all but the sequence; None: as long as the model's positions.
         what: the kinds; those that the model has none of are left out if all are asked for.
+        alloc_conf: what PYTORCH_CUDA_ALLOC_CONF sets on the device.
         progress: is told what is being priced.
         options: as for `preflop.account`.
 
     Raises:
         PreflopError: something about the arguments; the message says what to do.
     """
-    target = device_with_figures(device)
+    target = device_with_figures(device).with_alloc_conf(alloc_conf)
     search = _Search(model, target, batch, seq, options, progress or (lambda words: None))
     kinds = [kind for kind in what if len(what) < len(What) or search.has(kind)]
     return [search.answer(kind) for kind in kinds]

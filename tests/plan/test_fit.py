@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from preflop.errors import PreflopError
 from preflop.hardware.catalog import find
 from preflop.optimizers import find_optimizer
-from preflop.plan.fit import Largest, Need, largest_batch, largest_model
+from preflop.plan.fit import Largest, Need, largest, largest_batch, largest_model
 from preflop.precision import find_precision
 
 
@@ -98,3 +98,44 @@ def test_memory_that_does_not_grow_is_an_error() -> None:
     """A model whose memory does not depend on its batch has no largest batch."""
     with pytest.raises(PreflopError, match="does not grow with its batch"):
         largest_batch(lambda batch: Need(batch, 5, 5))
+
+
+def jagged(capacity: int, *, most: int | None = None) -> tuple[Largest, list[int]]:
+    """Search where each size needs 10 a piece and gaps of up to 300 besides, which do not grow; and what fits."""
+
+    def need(size: int) -> Need:
+        blocks = 10 * size
+        gaps = 300 if size % 7 else 0
+        return Need(size, blocks, capacity - blocks - gaps, gapless_spare_bytes=capacity - blocks)
+
+    fitting = [size for size in range(1, capacity // 10 + 1) if need(size).spare_bytes >= 0]
+    return largest(need, most=most), fitting
+
+
+def test_a_larger_size_that_fits_beyond_one_that_does_not_is_found() -> None:
+    """Up to 70 fit with gaps, 77, 84, 91 and 98 without: the answer is a size that fits where the next does not, is
+    beyond the first that does not fit, and says so."""
+    found, fitting = jagged(1000)
+    assert fitting[-4:] == [77, 84, 91, 98]
+    assert found.fits is not None and found.one_more is not None and found.gap is not None
+    assert found.fits.size == 98
+    assert found.one_more.size == 99
+    assert found.gap.size not in fitting
+
+
+def test_the_last_size_is_looked_at_beyond_a_gap() -> None:
+    """The largest that there is fits, though smaller ones do not."""
+    found, _ = jagged(1000, most=91)
+    assert found.fits is not None
+    assert (found.fits.size, found.one_more) == (91, None)
+
+
+@given(capacity=st.integers(400, 10**5))
+def test_beyond_gaps_found_fits_and_one_more_does_not(capacity: int) -> None:
+    """Whatever is looked at, the answer fits, the next does not, and none of the sizes tried above it did."""
+    found, fitting = jagged(capacity)
+    assert found.fits is not None and found.one_more is not None
+    assert found.fits.size in fitting
+    assert found.one_more.size == found.fits.size + 1
+    assert found.one_more.size not in fitting
+    assert found.tried < 60

@@ -44,12 +44,16 @@ def shipped() -> WhatIf:
 SHIPPED = ("fp32", "tf32", "bf16-mixed", "bf16")
 
 
+NAMES = {"batch": {"batch", "microbatches"}, "loss": {"loss_chunks"}, "allocator": {"alloc_conf"}}
+"""Fields of a choice by knob, where they are called otherwise."""
+
+
 def test_one_knob_at_a_time() -> None:
     """Each choice differs from the given one in its knob alone; a split keeps the samples of a step."""
     for knob, _, choice, _ in changes(GIVEN):
         before, after = vars(GIVEN), vars(choice)
         differing = {name for name in before if before[name] != after[name]}
-        assert differing == {"batch": {"batch", "microbatches"}, "loss": {"loss_chunks"}}.get(knob, {knob})
+        assert differing == NAMES.get(knob, {knob})
         assert (choice.batch or 0) * choice.microbatches == 8
 
 
@@ -64,7 +68,8 @@ def test_every_knob_is_turned() -> None:
     assert tried["recompute"] == ["recompute selective", "recompute block"]
     assert set(tried["precision"]) == set(PRECISIONS) - {"bf16-mixed"}
     assert {"adamw-fused", "adafactor", "momentum", "sgd"} <= set(tried["optimizer"])
-    assert "H100 SXM5 80GB" not in tried["device"]
+    assert "h100-sxm5-80gb" not in tried["device"]
+    assert tried["allocator"] == ["expandable_segments:True"]
 
 
 def test_several_microbatches_are_also_joined() -> None:
@@ -85,7 +90,7 @@ def test_each_field_states_its_route() -> None:
     assert {f.name: f.metadata["route"].value for f in dataclasses.fields(Choice)} == {
         "batch": "resize", "seq": "resize", "microbatches": "resize", "recompute": "transform",
         "precision": "record", "optimizer": "record", "device": "record", "loss_chunks": "transform",
-        "offload": "transform",
+        "offload": "transform", "alloc_conf": "price",
     }  # fmt: skip
     other = GIVEN.but(device="h200-sxm-141gb")
     assert route_of(GIVEN, other, same_kernels=True) is Route.PRICE
@@ -187,7 +192,7 @@ def test_what_keeps_the_training_comes_first() -> None:
 
 def test_the_smallest_device_that_holds_it() -> None:
     """Where nothing else helps: the least memory of the devices that fit."""
-    said = advised(given=-5, **{"h200_sxm_141gb": 9, "b200_sxm_180gb": 9})
+    said = advised(given=-5, h200_sxm_141gb=9, b200_sxm_180gb=9)
     assert said.startswith("Change first: the device.")
     assert "h200-sxm-141gb" in said
 

@@ -18,6 +18,7 @@ def command(
     microbatches: words.Microbatches = None,
     recompute: words.Recompute = None,
     device: words.DeviceName = None,
+    alloc_conf: words.AllocConf = None,
     gpus: words.Gpus = None,
     shard: words.Shard = None,
     batch_from: words.BatchFrom = None,
@@ -48,6 +49,7 @@ def command(
     options = words.Options(
         batch=batch, seq=seq, precision=precision, optimizer=optimizer, microbatches=microbatches,
         recompute=recompute, device=device, gpus=gpus, shard=shard, batch_from=batch_from, loss=loss,
+        alloc_conf=alloc_conf,
     )  # fmt: skip
     priced = words.account_of(model, options, real=real)
     changed = None

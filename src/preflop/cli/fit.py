@@ -36,6 +36,9 @@ def command(
     ] = None,
     microbatches: Annotated[str | None, typer.Option(help="With MODEL: microbatches of a step; 1.")] = None,
     recompute: Annotated[str | None, typer.Option(help="With MODEL: as for `preflop account`.")] = None,
+    alloc_conf: Annotated[
+        str | None, typer.Option(help="With MODEL: what PYTORCH_CUDA_ALLOC_CONF sets.", metavar="KEY:VALUE,...")
+    ] = None,
     batch_from: Annotated[str | None, typer.Option(hidden=True)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -52,7 +55,9 @@ def command(
         )
     found, count = device_with_figures(device), read_count(gpus, "--gpus")
     if model is None:
-        _refuse_without_model(batch=batch, seq=seq, what=what, microbatches=microbatches, recompute=recompute)
+        _refuse_without_model(
+            batch=batch, seq=seq, what=what, microbatches=microbatches, recompute=recompute, alloc_conf=alloc_conf
+        )
         _napkin(found, count, optimizer, precision, as_json)
         return
     step = {
@@ -62,6 +67,7 @@ def command(
         "recompute": recompute or "none",
         "device": found.id,
         "gpus": count,
+        "alloc_conf": alloc_conf or "",
     }
     sizes: dict[str, Any] = {
         name: None if value is None else read_count(value, f"--{name}")
@@ -74,8 +80,9 @@ def _refuse_without_model(**given: str | None) -> None:
     """Options that say something about a step are not silently dropped where no step is recorded."""
     for name, value in given.items():
         if value is not None:
+            option = name.replace("_", "-")
             raise PreflopError(
-                f"--{name} {value} needs a model: `preflop fit MODEL --{name} {value} ...`.\n"
+                f"--{option} {value} needs a model: `preflop fit MODEL --{option} {value} ...`.\n"
                 "  Without a model, fit counts weights, gradients and optimizer states only."
             )
 

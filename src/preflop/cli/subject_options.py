@@ -40,6 +40,12 @@ Recompute = Annotated[
 DeviceName = Annotated[str | None, typer.Option(help="A device of `preflop hardware`, or cpu (default).")]
 Gpus = Annotated[str | None, typer.Option(help="Number of GPUs (this version: 1).")]
 Shard = Annotated[str | None, typer.Option(help="How to shard (this version: none).")]
+AllocConf = Annotated[
+    str | None,
+    typer.Option(
+        help="What PYTORCH_CUDA_ALLOC_CONF sets there: expandable_segments:True, ...", metavar="KEY:VALUE,..."
+    ),
+]
 BatchFrom = Annotated[
     str | None,
     typer.Option(help="FILE:function that makes the batch, for a factory.", metavar="FILE:FUNCTION"),
@@ -65,6 +71,7 @@ class Options:
     shard: str | None
     batch_from: str | None
     loss: str | None
+    alloc_conf: str | None = None
 
 
 def account_of(model: str, options: Options, *, real: bool = False) -> Account:
@@ -171,22 +178,27 @@ def subject_of(model: str, options: Options) -> Subject:
     return resolve(model, _batch(options), **_arguments(options))
 
 
+_PRICED = ("device", "alloc_conf")
+"""Words that say where a recorded step is priced, and change nothing of it."""
+
+
 def _from_tape(path: str, options: Options) -> Account:
     from preflop.accounting import account_tape, find_device
     from preflop.errors import PreflopError
     from preflop.tape.file import load
 
-    given = [name for name, value in vars(options).items() if value is not None and name != "device"]
+    given = [name for name, value in vars(options).items() if value is not None and name not in _PRICED]
     if given:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise PreflopError(
             f"{path} is recorded already: {names} cannot change it.\n"
             "  Leave them out, or record the model anew."
         )
-    device = None if options.device is None else find_device(options.device)
+    alloc_conf = options.alloc_conf or ""
+    device = None if options.device is None else find_device(options.device, alloc_conf)
     tape = load(path)
-    if options.device is None and tape.subject is not None:
-        device = find_device(tape.subject.device)
+    if options.device is None:
+        device = find_device("cpu" if tape.subject is None else tape.subject.device, alloc_conf)
     return account_tape(tape, device)
 
 
@@ -194,7 +206,7 @@ def _arguments(options: Options) -> dict[str, Any]:
     """Arguments of `preflop.account` for what was given; the rest keep its defaults."""
     from preflop.quantity import read_count
 
-    words = ("precision", "optimizer", "recompute", "device", "shard")
+    words = ("precision", "optimizer", "recompute", "device", "shard", "alloc_conf")
     arguments: dict[str, Any] = {
         name: getattr(options, name) for name in words if getattr(options, name) is not None
     }

@@ -26,6 +26,7 @@ def command(
     microbatches: words.Microbatches = None,
     recompute: words.Recompute = None,
     device: words.DeviceName = None,
+    alloc_conf: words.AllocConf = None,
     gpus: words.Gpus = None,
     shard: words.Shard = None,
     batch_from: words.BatchFrom = None,
@@ -44,6 +45,7 @@ def command(
         words.Options(
             batch=batch, seq=seq, precision=precision, optimizer=optimizer, microbatches=microbatches,
             recompute=recompute, device=device, gpus=gpus, shard=shard, batch_from=batch_from, loss=loss,
+            alloc_conf=alloc_conf,
         ),
         devices=devices, split=split,
     )  # fmt: skip

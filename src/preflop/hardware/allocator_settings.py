@@ -44,6 +44,10 @@ _WITHOUT_EFFECT = (
 )
 
 
+EXPANDABLE = "expandable_segments:True"
+"""The setting with which segments grow, so that freed memory between blocks is used again."""
+
+
 class BadAllocatorSetting(PreflopError):
     """A PYTORCH_CUDA_ALLOC_CONF that torch would not take, or that is not simulated."""
 

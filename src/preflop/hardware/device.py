@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from preflop.errors import PreflopError
+from preflop.hardware.allocator_settings import AllocatorSettings, BadAllocatorSetting
 from preflop.units import GIB
 
 CONFIDENCE: dict[str, str] = {
@@ -100,6 +102,27 @@ class Device:
     """Whether the torch names were seen in logs or are assumed."""
     accumulate: str = ""
     """What fp32 accumulation costs, which torch uses for bf16 always and for fp16 by default."""
+    alloc_conf: str = ""
+    """What PYTORCH_CUDA_ALLOC_CONF sets on it (`with_alloc_conf`)."""
+
+    def with_alloc_conf(self, text: str) -> Device:
+        """The device where torch's caching allocator is set like this.
+
+        Args:
+            text: as PYTORCH_CUDA_ALLOC_CONF takes it: "expandable_segments:True,max_split_size_mb:128".
+
+        Raises:
+            BadAllocatorSetting: torch would not take it, or the device has no such allocator.
+        """
+        if not text:
+            return self
+        if self.compute_capability is None:
+            raise BadAllocatorSetting(
+                f"allocator settings {text!r} are CUDA's, and {self.name} is no CUDA device.\n"
+                "  Leave them out, or name a CUDA device of `preflop hardware`."
+            )
+        AllocatorSettings.parse(text)
+        return dataclasses.replace(self, alloc_conf=text)
 
     @property
     def compute_capability(self) -> tuple[int, int] | None:

@@ -49,6 +49,10 @@ class Choice:
         default="cpu", metadata=_by(Route.RECORD, "device that runs it; its kernels are its own")
     )
 
+    alloc_conf: str = dataclasses.field(
+        default="", metadata=_by(Route.PRICE, "what PYTORCH_CUDA_ALLOC_CONF sets")
+    )
+
     loss_chunks: int = dataclasses.field(
         default=1, metadata=_by(Route.TRANSFORM, "parts in which head and cross entropy are made")
     )

@@ -114,6 +114,14 @@ class Need:
     """The size in words, where a number does not say it: a model's name, a width."""
     needs_bytes: int | None = None
     """What is held against the memory: what the allocator reserves, and the context; None: the peak alone."""
+    gapless_spare_bytes: int | None = None
+    """What would be to spare if the allocator left no gaps; None: as `spare_bytes`. It falls with the size, which
+    `spare_bytes` does not always do."""
+
+    @property
+    def most_spare_bytes(self) -> int:
+        """More cannot be to spare, whatever the allocator does."""
+        return self.spare_bytes if self.gapless_spare_bytes is None else self.gapless_spare_bytes
 
 
 def need_of(size: int, memory: Memory, parameters: Sequence[ParameterInfo], *, words: str = "") -> Need:
@@ -129,7 +137,9 @@ def need_of(size: int, memory: Memory, parameters: Sequence[ParameterInfo], *, w
             "  Needed: a device of `preflop hardware` with a known memory."
         )
     count = sum(prod(parameter.shape) for parameter in parameters)
-    return Need(size, memory.peak_bytes, memory.spare_bytes, count, words, memory.needs_bytes)
+    return Need(
+        size, memory.peak_bytes, memory.spare_bytes, count, words, memory.needs_bytes, memory.gapless_spare_bytes
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +152,8 @@ class Largest:
     """None: the largest that there is fits; `fits` is then that size."""
     tried: int
     """Steps that were priced to find it."""
+    gap: Need | None = None
+    """A smaller size that does not fit, for how the allocator places its blocks; None where none was met."""
 
 
 # More samples than this on one device: the model's memory does not depend on its batch.
@@ -203,45 +215,97 @@ def largest(
         return Largest(need(last), None, len(known))
     if need(1).spare_bytes < 0:
         return Largest(None, need(1), len(known))
-    fits, too_many = (1, last) if last_first else _bracket(need, last)
-    if too_many is None:
-        return Largest(need(fits), None, len(known))
+    def spare(number: int) -> int:
+        return need(number).spare_bytes
+
+    fits, too_many = (1, last) if last_first else _bracket(spare, 1, last)
+    if too_many is not None:
+        fits, too_many = _boundary(spare, fits, too_many)
+        fits, too_many = _beyond_gaps(need, fits, too_many, last)
+    gaps = [number for number in known if number < fits and spare(number) < 0]
+    return Largest(
+        need(fits), None if too_many is None else need(too_many), len(known), need(max(gaps)) if gaps else None
+    )
+
+
+Spare = Callable[[int], int]
+
+
+def _bracket(spare: Spare, fits: int, last: int | None) -> tuple[int, int | None]:
+    """A number that fits and a larger one that does not (None: the last one fits)."""
+    number = fits + 1
+    while last is None or fits < last:
+        number = number if last is None else min(number, last)
+        if spare(number) < 0:
+            return fits, number
+        fits, number = number, max(2 * number, _beyond(fits, spare(fits), number, spare(number)))
+    return fits, None
+
+
+def _beyond(smaller: int, one: int, larger: int, two: int) -> int:
+    """A number a little more than the line through two that fit would allow."""
+    each_bytes = (one - two) // (larger - smaller)
+    return larger + two // each_bytes + 1 if each_bytes > 0 else 2 * larger
+
+
+def _boundary(spare: Spare, fits: int, too_many: int) -> tuple[int, int]:
+    """Two neighbours between the given numbers of which the one fits and the other does not."""
     halve = False
     while too_many - fits > 1:
         width = too_many - fits
-        middle = (fits + too_many) // 2 if halve else _on_the_line(fits, need(fits), too_many, need(too_many))
+        middle = (
+            (fits + too_many) // 2 if halve else _on_the_line(fits, spare(fits), too_many, spare(too_many))
+        )
         for number in (middle, middle + 1):
             if not fits < number < too_many:
                 continue
-            if need(number).spare_bytes >= 0:
+            if spare(number) >= 0:
                 fits = number
             else:
                 too_many = number
         halve = too_many - fits > width // 2
-    return Largest(need(fits), need(too_many), len(known))
+    return fits, too_many
 
 
-def _bracket(need: Callable[[int], Need], last: int | None) -> tuple[int, int | None]:
-    """A number that fits and a larger one that does not (None: the last one fits). 1 is known to fit."""
-    fits, number = 1, 2
-    while last is None or fits < last:
-        number = number if last is None else min(number, last)
-        if need(number).spare_bytes < 0:
-            return fits, number
-        fits, number = number, max(2 * number, _beyond(fits, need(fits), number, need(number)))
-    return fits, None
-
-
-def _beyond(smaller: int, one: Need, larger: int, two: Need) -> int:
-    """A number a little more than the line through two that fit would allow."""
-    each_bytes = (one.spare_bytes - two.spare_bytes) // (larger - smaller)
-    return larger + two.spare_bytes // each_bytes + 1 if each_bytes > 0 else 2 * larger
-
-
-def _on_the_line(fits: int, one: Need, too_many: int, two: Need) -> int:
+def _on_the_line(fits: int, one: int, too_many: int, two: int) -> int:
     """The number between two at which the line through them uses up the memory."""
-    guess = fits + one.spare_bytes * (too_many - fits) // (one.spare_bytes - two.spare_bytes)
+    guess = fits + one * (too_many - fits) // (one - two)
     return min(max(guess, fits), too_many - 1)
+
+
+# Sizes tried between the first that does not fit and the first whose blocks alone are too much.
+_LOOKS = 16
+
+
+def _beyond_gaps(
+    need: Callable[[int], Need], fits: int, too_many: int, last: int | None
+) -> tuple[int, int | None]:
+    """Larger neighbours of which the one fits, if there are any: the gaps that the allocator leaves depend on the
+    sizes of blocks and do not grow evenly, so that a larger step may fit where a smaller one does not.
+
+    Up to the size whose blocks alone are too much, at most `_LOOKS` sizes are tried, multiples of a power of two.
+    """
+
+    def most(number: int) -> int:
+        return need(number).most_spare_bytes
+
+    def spare(number: int) -> int:
+        return need(number).spare_bytes
+
+    if most(too_many) < 0:
+        return fits, too_many
+    low, high = _bracket(most, too_many, last)
+    end = low + 1 if high is None else _boundary(most, low, high)[1]
+    stride = 1
+    while (end - too_many) > stride * _LOOKS:
+        stride *= 2
+    upper = None if high is None else end
+    looks = [end - 1] * (high is None) + list(range((end - 1) // stride * stride, too_many, -stride))
+    for number in looks:
+        if spare(number) >= 0:
+            return (number, None) if upper is None else _boundary(spare, number, upper)
+        upper = number
+    return fits, too_many
 
 
 class What(str, Enum):

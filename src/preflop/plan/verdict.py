@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from preflop.account import DeviceFacts, Flops, Memory, OperatorRow, Time, Traffic
+from preflop.hardware.allocator_settings import EXPANDABLE
 from preflop.plan.smaller import room_bytes, smaller
 from preflop.tape.events import SubjectInfo
 from preflop.units import bytes_text, time_text
@@ -44,6 +45,13 @@ def _does_not_fit(memory: Memory, subject: SubjectInfo | None) -> str:
     at = dataclasses.asdict(memory.at_peak)
     largest = max(at, key=lambda name: at[name])
     over = bytes_text(-(memory.spare_bytes or 0))
+    if (memory.expandable_spare_bytes or -1) >= 0:
+        gaps = bytes_text((memory.reserved_bytes or 0) - (memory.allocated_bytes or 0))
+        return (
+            f"It does not fit, by {over}, though its tensors would: the allocator reserves {gaps} more than it hands "
+            f"out at most. Change first: PYTORCH_CUDA_ALLOC_CONF={EXPANDABLE} "
+            f"(--alloc-conf), which leaves {bytes_text(memory.expandable_spare_bytes or 0)} to spare."
+        )
     held = f"{largest.replace('_', ' ')} hold {bytes_text(at[largest])} of the peak"
     if memory.peak_phase == "optimizer" and memory.at_peak.temporaries > -(memory.spare_bytes or 0):
         return (

@@ -9,6 +9,7 @@ from typing import Any
 
 from preflop.account import Priced
 from preflop.errors import BadNumber, PreflopError
+from preflop.hardware.allocator_settings import EXPANDABLE, AllocatorSettings
 from preflop.optimizers import IN_BACKWARD, OptimizerSpec, find_optimizer
 from preflop.plan.choice import Choice, Route, route_of
 from preflop.plan.outcome import Outcome, outcome_of
@@ -49,7 +50,7 @@ class Row:
     """One change and what the step then costs."""
 
     knob: str
-    """batch, recompute, loss, offload, precision, optimizer or device; "" for the given run."""
+    """batch, recompute, loss, offload, precision, optimizer, allocator or device; "" for the given run."""
     words: str
     choice: Choice
     route: Route
@@ -187,10 +188,20 @@ def changes(
         for name in (*OPTIMIZERS_TRIED, *_in_backward(given.optimizer)):
             if name != given.optimizer:
                 yield "optimizer", name, given.but(optimizer=name), _kept_by_optimizer(given.optimizer, name)
+    if _could_expand(given):
+        set_too = ",".join(filter(None, (given.alloc_conf, EXPANDABLE)))
+        yield "allocator", EXPANDABLE, given.but(alloc_conf=set_too), Keeps.MATHEMATICS
     own = None if given.device == "cpu" else device_with_figures(given.device).id
     for name in dict.fromkeys(device_with_figures(name).id for name in devices):
         if name != own:
             yield "device", name, given.but(device=name), Keeps.MATHEMATICS
+
+
+def _could_expand(given: Choice) -> bool:
+    """Whether the device's allocator has segments that could grow and do not."""
+    if given.device == "cpu" or device_with_figures(given.device).compute_capability is None:
+        return False
+    return not AllocatorSettings.parse(given.alloc_conf).expandable_segments
 
 
 def _splits(given: Choice, split: int) -> Iterator[tuple[str, str, Choice, Keeps]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from preflop.hardware.allocator_settings import EXPANDABLE
 from preflop.plan.fit import Answer, LargestModel, Need, What
 from preflop.report.counts import count_text
 from preflop.units import bytes_text
@@ -74,6 +75,7 @@ def _answer_json(answer: Answer) -> dict[str, Any]:
         "at": answer.at,
         "limit": answer.limit or None,
         "tried": found.tried,
+        "gap": None if found.gap is None else _need_json(found.gap),
     }
 
 
@@ -110,6 +112,12 @@ def _answer_lines(answer: Answer, model: str, device: str) -> Iterator[str]:
         yield f"  nothing larger: {answer.limit}"
     else:
         yield f"  {_said(answer, more)}{_parameters(answer, more)}: {_short(more)}"
+    if answer.found.gap is not None:
+        gap = answer.found.gap
+        yield (
+            f"  not every smaller one fits: {_said(answer, gap)} needs {bytes_text(-gap.spare_bytes)} too much, "
+            f"for gaps that the allocator leaves (fewer with --alloc-conf {EXPANDABLE})"
+        )
 
 
 _NONE = {

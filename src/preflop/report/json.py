@@ -62,6 +62,7 @@ def _memory(memory: Memory) -> dict[str, Any]:
         "context_bytes": memory.context_bytes,
         "fits": memory.fits,
         "spare_bytes": memory.spare_bytes,
+        "expandable_spare_bytes": memory.expandable_spare_bytes,
         "columns": _columns(memory.columns),
         "at_peak": dataclasses.asdict(memory.at_peak),
     }

@@ -283,8 +283,9 @@ def fits_sentence(account: Account) -> str | None:
         return None
     if memory.fits is None or memory.spare_bytes is None or device.memory_bytes is None:
         return f"Whether it fits is not known: the catalog has no memory for {device.name}."
+    setting = f" ({device.alloc_conf})" if device.alloc_conf else ""
     needs = (
-        f"{bytes_text(memory.reserved_bytes)} reserved by the allocator"
+        f"{bytes_text(memory.reserved_bytes)} reserved by the allocator{setting}"
         if memory.reserved_bytes is not None
         else f"{bytes_text(memory.peak_bytes)} at the peak"
     )
