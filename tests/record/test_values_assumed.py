@@ -39,6 +39,20 @@ class Checked(Base):
         return y.sum()
 
 
+class Padded(Base):
+    """Leaves out rows of padding, and masks their columns only where there are any."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        real = (x == 0.0).sum(dim=1) != x.shape[1]
+        columns = torch.ones_like(x, dtype=torch.bool)[real]
+        y = self.layer(x[real])
+        if not columns.all():
+            y = y.masked_fill(~columns, 0.0) * y
+        assert (y.detach() == x).all(), "a check, which passes"
+        assert not (y.detach() != x).any(), "a check, which passes"
+        return y.sum()
+
+
 @pytest.mark.parametrize(
     ("kind", "words"), [(Matched, "read by numpy"), (Checked, "taken as finite where a step asks")]
 )
@@ -48,6 +62,36 @@ def test_measures_as_assumed(kind: type[nn.Module], words: str) -> None:
     step = preflop.account(kind(), batch)
     assert any(words in text for text in step.tape.assumptions)
     measured = measure_steps(resolve(kind(), batch)).steady_peak_bytes
+    assert abs(step.memory.peak_bytes - measured) <= 1e-3 * measured
+
+
+def test_what_is_different_is_followed() -> None:
+    """The answer of a comparison is known to what follows it, but for a check that all are alike."""
+    batch = torch.rand(256, 64)
+    step = preflop.account(Padded(), batch)
+    assert any("different from what they are compared to" in text for text in step.tape.assumptions)
+    assert not any(signature.op == "aten.masked_fill" for signature in step.tape.signatures)
+
+
+class LongMask(Base):
+    """A floating mask over pairs, larger than the floats that a recording keeps, read for its values."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        pairs = torch.where(mask[:, None, :] & mask[:, :, None], torch.tensor(0.0), -1e9)
+        rows = pairs[:, 0].clone()
+        rows[:, 0] = 1.0
+        y = self.layer(x)
+        if (rows > 0).any().item():
+            y = y + y[(rows > 0).nonzero(as_tuple=True)][:, None].mul(y)
+        return (y.sum(-1) + rows).sum()
+
+
+def test_a_floating_mask_is_known_as_the_boolean_that_it_is_made_from() -> None:
+    """Nothing is assumed, and the real step peaks where it is said to."""
+    batch = (torch.rand(2, 512, 64), torch.ones(2, 512, dtype=torch.bool))
+    step = preflop.account(LongMask(), batch)
+    assert not step.tape.assumptions
+    measured = measure_steps(resolve(LongMask(), batch)).steady_peak_bytes
     assert abs(step.memory.peak_bytes - measured) <= 1e-3 * measured
 
 

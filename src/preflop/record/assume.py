@@ -34,23 +34,33 @@ def choice_output(func: Any) -> int | None:
     return _CHOICES.get(func)
 
 
-ASKS = {
-    aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default,
-    aten.eq.Tensor, aten.ne.Tensor, aten.eq.Scalar, aten.ne.Scalar,
-}
-"""Operators that may ask whether numbers are finite."""
+FINITE = "numbers that are not computed are taken as finite where a step asks."
+DIFFERENT = "numbers that are not computed are taken as different from what they are compared to."
+
+_AFTER_NAN = {aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default}
+_EQUAL = {aten.eq.Tensor, aten.eq.Scalar}
+_UNEQUAL = {aten.ne.Tensor, aten.ne.Scalar}
+ASKS = _AFTER_NAN | _EQUAL | _UNEQUAL
+"""Operators whose answer for every element `taken_answer` knows."""
+
+CHECKS = {aten.all.default, aten.all.dim, aten._is_all_true.default, aten.any.default, aten.any.dim}
+"""Operators that sum up answers. `(a == b).all()` and `(a != b).any()` guard against what a training step
+does not meet: they are not to be read off what was taken (see `by_value`)."""
 
 
-def taken_as_finite(func: Any, args: tuple[Any, ...]) -> bool | None:
-    """What a question after NaN or infinity answers for every element, where numbers are finite; None
-    where the call asks no such thing. `isfinite` arrives as `x == x` and `abs(x) != inf`."""
-    if func in (aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default):
-        return False
-    if func in (aten.eq.Tensor, aten.ne.Tensor) and args[0] is args[1]:
-        return func is aten.eq.Tensor
-    if func in (aten.eq.Scalar, aten.ne.Scalar) and isinstance(args[1], float) and math.isinf(args[1]):
-        return func is aten.ne.Scalar
-    return None
+def taken_answer(func: Any, args: tuple[Any, ...]) -> tuple[bool, str] | None:
+    """What a call of `ASKS` on numbers that are not computed answers for every element, and the assumption
+    that says so; None where nothing is assumed. `isfinite` arrives as `x == x` and `abs(x) != inf`."""
+    if func in _AFTER_NAN:
+        return False, FINITE
+    unequal, other = func in _UNEQUAL, args[1]
+    if other is args[0]:
+        return not unequal, FINITE
+    if isinstance(other, float) and math.isinf(other):
+        return unequal, FINITE
+    if any(isinstance(arg, torch.Tensor) and arg.dtype is torch.bool for arg in args):
+        return None
+    return unequal, DIFFERENT
 
 
 ALLOCATES_INSIDE = {

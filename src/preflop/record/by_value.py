@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from preflop.errors import BadSubject
-from preflop.record.assume import assumed_number
+from preflop.record.assume import DIFFERENT, assumed_number
 from preflop.units import a_dtype
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _count(recorder: Recorder, mask: torch.Tensor) -> int:
         return int(mask.count_nonzero().item())
     made_by = recorder.maker(mask)
     if made_by in _EQUALITIES:
-        recorder.assumed("numbers that are not computed are taken as different from what they are compared to.")
+        recorder.assumed(DIFFERENT)
         return mask.numel() if made_by == "aten.ne" else 0
     recorder.assumed("a mask computed from floats selects by values: taken as half of its elements.")
     return mask.numel() // 2

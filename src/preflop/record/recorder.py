@@ -97,6 +97,8 @@ class Recorder(TorchDispatchMode):
         self._composite: dict[Any, bool] = {}
         self._stale: set[int] = set()
         """Storage ids of real tensors whose values a fake call would have written."""
+        self._taken_different: set[int | None] = set()
+        """Storage ids of answers that say so of numbers which are not computed."""
         self._made_by: dict[int | None, int] = {}
         """Storage id -> sequence number of the backward node that made it."""
         self._before = Before()
@@ -339,6 +341,10 @@ class Recorder(TorchDispatchMode):
             return True
         if not tensors and func in _UNDEFINED_FACTORIES and plan.fresh_float_bytes:
             return False
+        if func in assume.CHECKS and self.table.known(tensors[0]) in self._taken_different:
+            return False
+        if func is aten.where.self and tensors[0].dtype is torch.bool and _two_numbers(tensors):
+            return plan.fresh_float_bytes // tensors[1].itemsize <= INTEGER_LIMIT_BYTES
         return (
             plan.fresh_float_bytes <= FLOAT_LIMIT_BYTES
             and plan.fresh_integer_bytes <= INTEGER_LIMIT_BYTES
@@ -357,7 +363,7 @@ class Recorder(TorchDispatchMode):
         if choice is not None:
             self._choose(func, args, kwargs, outputs, choice)
         elif func in assume.ASKS:
-            self._take_as_finite(func, args, outputs)
+            self._answer(func, args, outputs)
         for index in plan.writes:
             self._mark_stale(func, tensors[index])
         if self.recording:
@@ -481,14 +487,19 @@ class Recorder(TorchDispatchMode):
                 "(every candidate equally often)."
             )
 
-    def _take_as_finite(self, func: Any, args: Any, outputs: list[Any]) -> None:
-        """Give the answer of a question after NaN or infinity its value, so that checks pass."""
-        truth = assume.taken_as_finite(func, args)
-        if truth is None or outputs[0].numel() > INTEGER_LIMIT_BYTES or type(outputs[0]) is not FakeTensor:
+    def _answer(self, func: Any, args: Any, outputs: list[Any]) -> None:
+        """Give the answer to a question after floats its assumed value, so that what follows can be followed."""
+        taken = assume.taken_answer(func, args)
+        if taken is None or outputs[0].numel() > INTEGER_LIMIT_BYTES or type(outputs[0]) is not FakeTensor:
             return
+        truth, words = taken
+        if words is assume.DIFFERENT and self.origins.in_engine():
+            return  # where the largest was: a node's formula shares a gradient out by it, reading no value
         laid_out = torch.empty_strided(outputs[0].shape, outputs[0].stride(), dtype=torch.bool)
         outputs[0] = laid_out.fill_(truth)
-        self.assumed("numbers that are not computed are taken as finite where a step asks.")
+        if words is assume.DIFFERENT and self.recording:
+            self._taken_different.add(self.table.born(outputs[0], len(self.calls)))
+        self.assumed(words)
 
     def _mark_stale(self, func: Any, tensor: torch.Tensor) -> None:
         if type(tensor) is FakeTensor or func is aten._amp_foreach_non_finite_check_and_unscale_.default:
@@ -639,6 +650,11 @@ def _tensors_in(value: Any, found: list[torch.Tensor]) -> None:
     elif isinstance(value, dict):
         for item in value.values():
             _tensors_in(item, found)
+
+
+def _two_numbers(tensors: list[torch.Tensor]) -> bool:
+    """Whether `where` chooses between numbers: a floating mask, which may be as large as a boolean one."""
+    return all(tensor.numel() == 1 for tensor in tensors[1:])
 
 
 def _plain(value: Any, counter: Any) -> Any:
