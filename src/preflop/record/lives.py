@@ -175,9 +175,9 @@ class Lives:
         module = self.recorder.origins.number_of(key)
         if module is None or not self.recorder.recording:
             return forward(*args, **kwargs)
-        given = dict.fromkeys(self.recorder.storage_of(t) for t in tensors_within((args, kwargs)))
-        entered = words.note(words.ENTER, torch.is_grad_enabled(), block, self._state_bytes)
-        self._note(entered, module, tuple(given), source=self.recorder.origins.line())
+        given, how = self._given(args, kwargs)
+        entered = words.note(words.ENTER, torch.is_grad_enabled(), block, self._state_bytes, *how)
+        self._note(entered, module, given, source=self.recorder.origins.line())
         self._open.append(_Region(module))
         result = None
         try:
@@ -187,6 +187,17 @@ class Lives:
             self._open.pop()
             made = dict.fromkeys(self.recorder.storage_of(t) for t in tensors_within(result))
             self._note(words.note(words.EXIT), module, tuple(made))
+
+    def _given(self, args: Any, kwargs: Any) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+        """The storages of the tensors that a module is given; and, where some are not given by position, which
+        are and whether one of the others wants a gradient (`tape.lives`)."""
+        every = list(tensors_within((args, kwargs)))
+        direct = {self.recorder.storage_of(one) for one in args if isinstance(one, torch.Tensor)}
+        storages = tuple(dict.fromkeys(self.recorder.storage_of(one) for one in every))
+        if direct.issuperset(storages):
+            return storages, ()
+        wanting = any(one.requires_grad for one in every if self.recorder.storage_of(one) not in direct)
+        return storages, (tuple(number in direct for number in storages), wanting)
 
     # -- what autograd keeps -----------------------------------------------------------------------
 

@@ -6,10 +6,12 @@ says more. It says so in *notes*: calls that torch never made, of operators `lif
 the others. So whatever acts on calls (depth, accumulation, sizes, files) carries them along; `plain` removes
 them. Ledgers want plain tapes.
 
-    life.enter (grad, block, bytes)
+    life.enter (grad, block, bytes[, directly, wanting])
                               a module's forward begins; storages: the tensors it was given; source: the
                               line that called it. Whether gradients are wanted, whether it is a repeated
-                              block, and the bytes of the CPU's random state, which checkpointing copies
+                              block, and the bytes of the CPU's random state, which checkpointing copies.
+                              Where some tensors are not given by position: of each whether it is, and
+                              whether one of the others wants a gradient
     life.exit                 it ends; storages: what it returns
     life.save                 autograd keeps the storage for backward; module: the innermost one running
     life.drop                 nothing but autograd holds the storage any more
@@ -35,9 +37,22 @@ LET_GO, RELEASE = "life.let_go", "life.release"
 ESCAPE, GONE = "life.escape", "life.gone"
 
 
-def note(op: str, *args: int) -> Signature:
+def note(op: str, *args: int | tuple[bool, ...]) -> Signature:
     """The signature of a note."""
     return Signature(op, "", args, (), (), (), (), ())
+
+
+def given_directly(entered: Signature, tensors: int) -> tuple[tuple[bool, ...], bool]:
+    """Of the tensors that a module was given, by its `life.enter`: which were given by position, and whether
+    one that was not wants a gradient.
+
+    >>> given_directly(note(ENTER, True, True, 5056), 2)
+    ((True, True), False)
+    """
+    if len(entered.args) < 5:
+        return (True,) * tensors, False
+    directly, wanting = entered.args[3:]
+    return tuple(directly), bool(wanting)
 
 
 def annotated(tape: Tape) -> bool:

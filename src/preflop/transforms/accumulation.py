@@ -86,6 +86,7 @@ class _Accumulator:
                 self._play(*event, 0)
             inside = events[begin:end]
             self.inside = {index for kind, index in inside if kind == BIRTH}
+            self.dead = {index for kind, index in inside if kind == DEATH}
             self.gradients = self._gradients(inside)
             once = self._made_once(inside)
             for microbatch in range(self.count):
@@ -131,6 +132,7 @@ class _Accumulator:
             stored = call.storages[-1]
             if (
                 self.tape.storages[stored].role is Role.GRADIENT
+                and stored not in self.dead
                 and stored not in found.values()
             ):
                 found[index] = stored
@@ -143,9 +145,8 @@ class _Accumulator:
         Raises:
             Refused: the steady step makes such a thing anew, so it is no cache.
         """
-        dead = {index for kind, index in inside if kind == DEATH}
         once: set[int] = set()
-        for storage in self.inside - dead - set(self.gradients.values()):
+        for storage in self.inside - self.dead - set(self.gradients.values()):
             kept = self.tape.storages[storage]
             call = self.tape.calls[kept.call] if kept.call >= 0 else None
             if call is None or call.step == self.tape.steps - 1:
@@ -185,7 +186,7 @@ class _Accumulator:
         if microbatch == 0:
             return index
         storage = unborn(self.tape.storages[index])
-        if storage.role is Role.GRADIENT:
+        if storage.role is Role.GRADIENT and index not in self.dead:
             storage.role, storage.name = Role.TEMPORARY, ""
         self.ids[index] = len(self.storages)
         self.storages.append(storage)

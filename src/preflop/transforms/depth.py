@@ -25,6 +25,7 @@ from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of, unborn
 from preflop.tape.stack import RECORDED, Refused, Stack
 
 _CHECKED, _TEMPLATE, _LAST = 1, 2, 3
+_BACK = (Phase.BACKWARD, Phase.OPTIMIZER)
 
 @dataclass(slots=True)
 class Segment:
@@ -83,17 +84,24 @@ class _Unfold:
         current = Segment(-1, -1)
         self.segments = [current]
         sweep, direction = -1, 0
-        for position, (kind, index) in enumerate(events):
+        for position in range(len(events)):
+            if position in runs:
+                run = events[position : runs[position]]
+                if {self.owner[self._freed(*event)] for event in run} >= set(range(RECORDED)):
+                    # They have no order among them: block after block.
+                    events[position : runs[position]] = sorted(run, key=lambda e: self.owner[self._freed(*e)])
+                    bulk_until = runs[position]
+                    current = Segment(-1, -1)
+                    self.segments.append(current)
+            kind, index = events[position]
             if kind == MARK:
                 current = Segment(-1, -1)
                 self.segments.append(current)
                 current.events.append((kind, index))
                 continue
-            if position in runs:
-                freed = {self.owner[self._freed(*event)] for event in events[position : runs[position]]}
-                if freed >= set(range(RECORDED)):
-                    bulk_until = runs[position]
             label = self._label(kind, index, position < bulk_until)
+            if kind == BIRTH and self.tape.storages[index].call < 0:
+                label = self._label_of_next_call(events, position)
             if label == _MANY:
                 if current.instance != -1:
                     current = Segment(-1, -1)
@@ -124,6 +132,16 @@ class _Unfold:
                 return part if part >= 0 else None
             return label
         return self.call_label(index)
+
+    def _label_of_next_call(self, events: list[tuple[int, int]], position: int) -> int | None:
+        """Of memory that no call made (a copy of the random state): a checkpointed block begins with it."""
+        for kind, index in events[position:]:
+            if kind == MARK or (kind == CALL and self.tape.calls[index].phase in _BACK):
+                return None
+            label = self.call_label(index) if kind == CALL else None
+            if label is not None:
+                return label
+        return None
 
     def call_label(self, index: int) -> int | None:
         """Which instance of the stack a call belongs to; None where to none."""

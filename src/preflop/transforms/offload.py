@@ -20,9 +20,9 @@ from preflop.errors import BadNumber, BadSubject
 from preflop.ops.transfer import TO_DEVICE, TO_HOST
 from preflop.recomputation import NO_BLOCKS
 from preflop.tape import lives
-from preflop.tape.events import HOST, Call, Mark, Phase, Ref, Role, Signature, Storage, Tape, TensorMeta
-from preflop.tape.replay import BIRTH, DEATH, MARK, events_of, uncommitted
+from preflop.tape.events import HOST, Call, Phase, Ref, Role, Signature, Storage, Tape, TensorMeta
 from preflop.tape.stack import Refused
+from preflop.transforms.held import Key, Played
 
 LEAST_BYTES = 1024
 """Smaller tensors stay. Source: torchtune, `OffloadActivations(min_offload_size=1024)`."""
@@ -91,120 +91,48 @@ class _Saved:
     holds: int | None = None
 
 
-class _Offload:
-    """Plays the recorded events, counting what holds each storage."""
+class _Offload(Played):
+    """Plays the recorded events; what a block kept goes when it ends, and comes when it is asked for."""
 
     def __init__(self, tape: Tape, least_bytes: int) -> None:
-        self.tape, self.least_bytes = tape, least_bytes
-        self.ops = [signature.op for signature in tape.signatures]
-        kept = [n for n, op in enumerate(self.ops) if not op.startswith(lives.PREFIX)]
-        self.signatures = [tape.signatures[n] for n in kept]
-        self.numbers = {n: i for i, n in enumerate(kept)}
-        self.transfers: dict[tuple[str, TensorMeta], int] = {}
-        self.storages = [uncommitted(storage) for storage in tape.storages]
-        self.counts = {n: 1 for n, storage in enumerate(tape.storages) if storage.born == 0}
-        self.python = set(self.counts)
-        """Recorded storages that something but autograd's saving still holds."""
-        self.calls: list[Call] = []
-        self.marks: list[Mark] = []
-        self.born: list[int] = []
-        self.tick = 0
+        super().__init__(tape)
+        self.least_bytes = least_bytes
         self.block: _Block | None = None
         self.moved: dict[int, _Moved] = {}
         """By recorded storage."""
-        self.kept: dict[tuple[int, int], list[_Saved]] = defaultdict(list)
-        self.escaped: dict[tuple[int, int], list[_Saved]] = defaultdict(list)
+        self.kept: dict[Key, list[_Saved]] = defaultdict(list)
+        self.escaped: dict[Key, list[_Saved]] = defaultdict(list)
 
     def run(self) -> Tape:
-        for kind, index in events_of(self.tape):
-            if kind == MARK:
-                self._mark(self.tape.marks[index])
-            elif kind == BIRTH:
-                self._birth(index, made=self.tape.storages[index].call >= 0)
-                self.python.add(index)
-            elif kind == DEATH:
-                self._python_lets_go(index)
-            elif self.ops[self.tape.calls[index].signature].startswith(lives.PREFIX):
-                self._note(self.tape.calls[index])
-            else:
-                call = self.tape.calls[index]
-                self._write(call, self.numbers[call.signature], self._meant(call))
-        return dataclasses.replace(
-            self.tape, signatures=self.signatures, calls=self.calls, storages=self.storages,
-            marks=self.marks, assumptions=[*self.tape.assumptions, ASSUMPTION],
-        )  # fmt: skip
+        tape = super().run()
+        return dataclasses.replace(tape, assumptions=[*tape.assumptions, ASSUMPTION])
 
-    # -- what is held ------------------------------------------------------------------------------
-
-    def _birth(self, number: int, *, made: bool) -> None:
-        self.tick += 1
-        self.storages[number].born = self.tick
-        self.counts[number] = 1
-        if made:
-            self.born.append(number)
-
-    def _hold(self, number: int) -> int:
-        if number not in self.counts:
-            raise Refused("a tensor is kept that would be gone")
-        self.counts[number] += 1
-        return number
-
-    def _release(self, number: int) -> None:
-        self.counts[number] -= 1
-        if not self.counts[number]:
-            del self.counts[number]
-            self.tick += 1
-            self.storages[number].died = self.tick
-
-    def _python_lets_go(self, number: int) -> None:
-        if number in self.python:
-            self.python.remove(number)
-            self._release(number)
-
-    # -- events ------------------------------------------------------------------------------------
-
-    def _mark(self, mark: Mark) -> None:
-        self.tick += 1
-        self.marks.append(dataclasses.replace(mark, tick=self.tick))
-        if mark.name == "forward_end":
-            for number in self.counts:
-                if self.storages[number].role is Role.TEMPORARY:
-                    self.storages[number].role = Role.ACTIVATION
+    def call(self, index: int) -> None:
+        call = self.tape.calls[index]
+        self.write(call, self._meant(call))
 
     def _meant(self, call: Call) -> tuple[int, ...]:
         """The storages of the new tape that a call uses."""
         found = []
         for storage in call.storages:
             moved = self.moved.get(storage)
-            original = storage if storage in self.counts else None
+            original = storage if storage in self.holds.counts else None
             choice = original
             if moved is not None and moved.device is not None and call.phase is Phase.BACKWARD:
-                inside = any(self._within(call.module, block.module) for block in moved.blocks)
+                inside = any(self.within(call.module, block.module) for block in moved.blocks)
                 choice = moved.device if inside or original is None else original
             if choice is None:
                 raise Refused(f"{self.ops[call.signature]} uses a tensor that would be on the host")
             found.append(choice)
         return tuple(found)
 
-    def _within(self, module: int, block: int) -> bool:
-        return module == block or self.tape.modules[module].startswith(self.tape.modules[block] + ".")
-
-    def _write(self, call: Call, signature: int, storages: tuple[int, ...]) -> None:
-        self.tick += 1
-        for number in self.born:
-            self.storages[number].call = len(self.calls)
-        self.born.clear()
-        self.calls.append(
-            dataclasses.replace(call, signature=signature, storages=storages, tick=self.tick)
-        )
-
     # -- notes -------------------------------------------------------------------------------------
 
-    def _note(self, call: Call) -> None:
+    def note(self, call: Call) -> None:
         op = self.ops[call.signature]
         key = (call.module, call.storages[0]) if call.storages else (call.module, -1)
         if op == lives.DROP:
-            self._python_lets_go(call.storages[0])
+            self.python_lets_go(call.storages[0])
         elif op == lives.ENTER:
             wanted, block = self.tape.signatures[call.signature].args[:2]
             if block and wanted:
@@ -233,10 +161,10 @@ class _Offload:
 
     def _save(self, number: int) -> _Saved:
         if self.block is None or not self._goes(number):
-            return _Saved(self.block, holds=self._hold(number))
+            return _Saved(self.block, holds=self.holds.hold(number))
         moved = self.moved.get(number)
         if moved is None:
-            moved = self.moved[number] = _Moved(self.tape.storages[number], self._hold(number))
+            moved = self.moved[number] = _Moved(self.tape.storages[number], self.holds.hold(number))
         moved.left += 1
         if self.block not in moved.blocks:
             moved.blocks.append(self.block)
@@ -256,7 +184,7 @@ class _Offload:
         """Neither autograd nor backward has the tensor any more."""
         moved, saved.moved = saved.moved, None
         if saved.holds is not None:
-            self._release(saved.holds)
+            self.holds.release(saved.holds)
             saved.holds = None
         if moved is None:
             return
@@ -264,7 +192,7 @@ class _Offload:
         if not moved.left:
             held = moved.host if moved.device is None else moved.device
             assert held is not None
-            self._release(held)
+            self.holds.release(held)
             moved.device = moved.host = None
 
     # -- there and back ----------------------------------------------------------------------------
@@ -274,7 +202,7 @@ class _Offload:
         for moved in block.moved:
             if moved.device is not None and moved.left:
                 moved.host = self._transfer(TO_HOST, block, moved, moved.device, at)
-                self._release(moved.device)
+                self.holds.release(moved.device)
                 moved.device = None
 
     def _fetch(self, block: _Block, at: Call) -> None:
@@ -283,24 +211,18 @@ class _Offload:
         for moved in block.moved:
             if moved.device is None and moved.host is not None:
                 moved.device = self._transfer(TO_DEVICE, block, moved, moved.host, at)
-                self._release(moved.host)
+                self.holds.release(moved.host)
                 moved.host = None
 
     def _transfer(self, op: str, block: _Block, moved: _Moved, source: int, at: Call) -> int:
         """One copy over the link: the whole storage, once."""
-        new = uncommitted(moved.like)
-        new.role, new.name, new.shape = Role.TEMPORARY, "", (moved.like.elements,)
-        new.device = HOST if op == TO_HOST else moved.like.device
-        self.storages.append(new)
-        target = len(self.storages) - 1
-        self._birth(target, made=True)
+        new = dataclasses.replace(
+            moved.like, role=Role.TEMPORARY, name="", shape=(moved.like.elements,),
+            device=HOST if op == TO_HOST else moved.like.device,
+        )  # fmt: skip
+        target = self.holds.new(new, made=True)
         meta = TensorMeta((moved.like.elements,), (1,), 0, moved.like.dtype)
-        if (op, meta) not in self.transfers:
-            self.transfers[op, meta] = len(self.signatures)
-            self.signatures.append(
-                Signature(op, "default", (Ref(0),), (), (meta,), (meta,), (None,), ())
-            )
+        copy = self.number_of(Signature(op, "default", (Ref(0),), (), (meta,), (meta,), (None,), ()))
         phase = Phase.FORWARD if op == TO_HOST else Phase.BACKWARD
-        call = dataclasses.replace(at, phase=phase, module=block.module, source=0)
-        self._write(call, self.transfers[op, meta], (source, target))
+        self.write(at, (source, target), signature=copy, phase=phase, module=block.module, source=0)
         return target

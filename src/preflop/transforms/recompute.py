@@ -12,7 +12,8 @@ what torch.utils.checkpoint makes of the step (torch/utils/checkpoint.py, `use_r
 3. Selective: results of the kept operators are held too, from forward until they are used in the rerun, where
    their calls are left out.
 
-Every hold is counted, and memory dies with its last one.
+Every hold is counted (`transforms.held`), and memory dies with its last one. The reentrant kind is
+`transforms.reentrant`'s.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from preflop.errors import BadSubject
 from preflop.recomputation import KEPT_OPERATORS, NO_BLOCKS, Manner, Recomputation, alike, parse
 from preflop.tape import lives
-from preflop.tape.events import Call, Mark, Phase, Role, Storage, Tape
-from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of, uncommitted
+from preflop.tape.events import Call, Phase, Role, Tape
+from preflop.tape.replay import BIRTH, CALL, DEATH
 from preflop.tape.sizes import ParametricTape
 from preflop.tape.stack import Refused, Stack
 from preflop.transforms.depth import deepen
+from preflop.transforms.held import Key, Played, is_note, key_of, random_state
+from preflop.transforms.reentrant import Reentrant
 
 
 def recompute(tape: Tape, *, how: str | Callable[[str], bool]) -> Tape:
@@ -52,12 +54,12 @@ def recompute(tape: Tape, *, how: str | Callable[[str], bool]) -> Tape:
         return lives.plain(tape)
     if tape.subject is None or not lives.annotated(tape):
         raise Refused("the tape does not say what held its tensors")
-    if wanted.manner is Manner.REENTRANT:
-        raise Refused("forward without gradients may run other kernels, and backward within backward adds otherwise")
     if any(call.phase is Phase.RECOMPUTE for call in tape.calls):
         raise Refused("the model recomputes by itself")
     name = how if isinstance(how, str) else getattr(how, "__qualname__", type(how).__name__)
-    made = _Rerun(tape, wanted, _chosen(tape, wanted)).run()
+    chosen = _chosen(tape, wanted)
+    reentrant = wanted.manner is Manner.REENTRANT
+    made = Reentrant(tape, chosen).run() if reentrant else _Rerun(tape, wanted, chosen).run()
     return dataclasses.replace(made, subject=dataclasses.replace(tape.subject, recompute=name))
 
 
@@ -148,63 +150,13 @@ class _Region:
     ran: bool = False
 
 
-_Key = tuple[int, int]
-"""(module, storage) of a saved tensor."""
-
-
-class _Holds:
-    """Storages of the new tape, alive as long as something holds them."""
-
-    def __init__(self, storages: list[Storage]) -> None:
-        self.storages = [uncommitted(storage) for storage in storages]
-        self.tick = 0
-        self.counts = {number: 1 for number, storage in enumerate(storages) if storage.born == 0}
-        self.unmade: list[int] = []
-        """Born for the next call."""
-
-    def born(self, number: int, *, made: bool) -> None:
-        """A storage begins to live, held once."""
-        self.tick += 1
-        self.storages[number].born = self.tick
-        self.counts[number] = 1
-        if made:
-            self.unmade.append(number)
-
-    def new(self, like: Storage, *, made: bool) -> int:
-        """A storage more, held once."""
-        self.storages.append(uncommitted(like))
-        self.born(len(self.storages) - 1, made=made)
-        return len(self.storages) - 1
-
-    def hold(self, number: int) -> None:
-        """One more holds it."""
-        if number not in self.counts:
-            raise Refused("a tensor is kept that would be gone")
-        self.counts[number] += 1
-
-    def release(self, number: int) -> None:
-        """One less; with the last one it dies."""
-        self.counts[number] -= 1
-        if not self.counts[number]:
-            del self.counts[number]
-            self.tick += 1
-            self.storages[number].died = self.tick
-
-
-class _Rerun:
-    """Plays the recorded events, counting what holds each storage."""
+class _Rerun(Played):
+    """Plays the recorded events; at the first need of what a region kept, the region once more."""
 
     def __init__(self, tape: Tape, wanted: Recomputation, chosen: set[int]) -> None:
-        self.tape = tape
+        super().__init__(tape)
         self.chosen = chosen
         self.selective = wanted.manner is Manner.SELECTIVE
-        self.ops = [signature.op for signature in tape.signatures]
-        self.numbers = {n: i for i, n in enumerate(n for n, op in enumerate(self.ops) if not _is_note(op))}
-        self.holds = _Holds(tape.storages)
-        self.calls: list[Call] = []
-        self.marks: list[Mark] = []
-        self.python = set(self.holds.counts)
-        """Recorded storages that Python, or anything but autograd's saving, still holds."""
         self.region: _Region | None = None
         self.unwanted: list[int] = []
         """The chosen module that runs without gradients: the random state it holds."""
@@ -212,53 +164,22 @@ class _Rerun:
         """Recorded storages born in a region."""
         self.unwritten: Counter[int] = Counter()
         """Storages that torch checks not to be written into until a region runs again."""
-        self.kept: dict[_Key, list[_Saved]] = defaultdict(list)
-        self.escaped: dict[_Key, list[_Saved]] = defaultdict(list)
-
-    def run(self) -> Tape:
-        for kind, index in events_of(self.tape):
-            if self.region is not None:
-                self.region.events.append((kind, index))
-            if kind == MARK:
-                self._mark(self.tape.marks[index])
-            elif kind == BIRTH:
-                self._birth(index)
-            elif kind == DEATH:
-                self._python_lets_go(index)
-            elif _is_note(self.ops[self.tape.calls[index].signature]):
-                self._note(self.tape.calls[index])
-            else:
-                self._call(index)
-        return dataclasses.replace(
-            self.tape,
-            signatures=[self.tape.signatures[number] for number in self.numbers],
-            calls=self.calls,
-            storages=self.holds.storages,
-            marks=self.marks,
-        )
+        self.kept: dict[Key, list[_Saved]] = defaultdict(list)
+        self.escaped: dict[Key, list[_Saved]] = defaultdict(list)
 
     # -- events ------------------------------------------------------------------------------------
 
-    def _mark(self, mark: Mark) -> None:
-        self.holds.tick += 1
-        self.marks.append(dataclasses.replace(mark, tick=self.holds.tick))
-        if mark.name == "forward_end":
-            for number in self.holds.counts:
-                if self.holds.storages[number].role is Role.TEMPORARY:
-                    self.holds.storages[number].role = Role.ACTIVATION
+    def play(self, kind: int, index: int) -> None:
+        if self.region is not None:
+            self.region.events.append((kind, index))
+        super().play(kind, index)
 
-    def _birth(self, number: int) -> None:
-        self.holds.born(number, made=self.tape.storages[number].call >= 0)
-        self.python.add(number)
+    def birth(self, number: int) -> None:
+        super().birth(number)
         if self.region is not None:
             self.home[number] = self.region
 
-    def _python_lets_go(self, number: int) -> None:
-        if number in self.python:
-            self.python.remove(number)
-            self.holds.release(number)
-
-    def _call(self, index: int) -> None:
+    def call(self, index: int) -> None:
         call = self.tape.calls[index]
         signature = self.tape.signatures[call.signature]
         if any(self.unwritten[call.storages[place]] for place in signature.writes):
@@ -289,7 +210,7 @@ class _Rerun:
         """The storage of the new tape that a call uses for a recorded one."""
         region = self.home.get(storage)
         again = storage if region is None else region.again.get(storage, storage)
-        inside = region is not None and self._within(call.module, region)
+        inside = region is not None and self.within(call.module, region.module)
         first, second = (again, storage) if inside else (storage, again)
         if first in self.holds.counts:
             return first
@@ -297,44 +218,27 @@ class _Rerun:
             return second
         raise Refused(f"{self.ops[call.signature]} uses a tensor that would be gone")
 
-    def _within(self, module: int, region: _Region) -> bool:
-        if module == region.module:
-            return True
-        return self.tape.modules[module].startswith(self.tape.modules[region.module] + ".")
-
-    def write(self, call: Call, storages: tuple[int, ...], **changed: Any) -> None:
-        """A call of the new tape, changed from a recorded one."""
-        holds = self.holds
-        holds.tick += 1
-        for number in holds.unmade:
-            holds.storages[number].call = len(self.calls)
-        holds.unmade.clear()
-        signature = self.numbers[call.signature]
-        self.calls.append(
-            dataclasses.replace(call, signature=signature, storages=storages, tick=holds.tick, **changed)
-        )
-
     # -- notes -------------------------------------------------------------------------------------
 
-    def _note(self, call: Call) -> None:
+    def note(self, call: Call) -> None:
         op = self.ops[call.signature]
         if op == lives.DROP:
-            self._python_lets_go(call.storages[0])
+            self.python_lets_go(call.storages[0])
         elif op in (lives.ENTER, lives.EXIT):
             if call.module in self.chosen:
                 (self._enter if op == lives.ENTER else self._exit)(call)
         elif op == lives.SAVE:
             self._save(call)
         elif op == lives.UNPACK:
-            region = self.kept[_key(call)][-1].region
+            region = self.kept[key_of(call)][-1].region
             if region is not None and not region.ran:
                 self._run_again(region, call)
         elif op in (lives.RELEASE, lives.ESCAPE):
             self._give_up(call, escapes=op == lives.ESCAPE)
         elif op == lives.GONE:
-            self._forget(self.escaped[_key(call)].pop())
+            self._forget(self.escaped[key_of(call)].pop())
         elif op == lives.LET_GO:
-            saved = self.kept[_key(call)][-1]
+            saved = self.kept[key_of(call)][-1]
             if saved.region is not None:
                 self._forget(saved)
 
@@ -348,8 +252,8 @@ class _Rerun:
     def _enter(self, call: Call) -> None:
         if self.region is not None or self.unwanted:
             raise Refused("one chosen module runs inside another")
-        grad, _, nbytes = self.tape.signatures[call.signature].args
-        state = self.holds.new(_state(nbytes), made=False)
+        grad, _, nbytes = self.tape.signatures[call.signature].args[:3]
+        state = self.holds.new(random_state(nbytes), made=False)
         if not grad:
             self.unwanted = [state]
             return
@@ -384,7 +288,7 @@ class _Rerun:
 
     def _save(self, call: Call) -> None:
         saved = _Saved(call.storages[0], self.region)
-        self.kept[_key(call)].append(saved)
+        self.kept[key_of(call)].append(saved)
         if self.region is not None:
             self.region.saved.append(saved)
             self.region.left += 1
@@ -393,10 +297,10 @@ class _Rerun:
         self.holds.hold(saved.holds)
 
     def _give_up(self, call: Call, *, escapes: bool) -> None:
-        saved = self.kept[_key(call)].pop()
+        saved = self.kept[key_of(call)].pop()
         saved.given_up = True
         if escapes:
-            self.escaped[_key(call)].append(saved)
+            self.escaped[key_of(call)].append(saved)
         else:
             self._forget(saved)
         if saved.region is not None:
@@ -426,7 +330,7 @@ class _Again:
         self.tape, self.holds = rerun.tape, rerun.holds
         self.python: set[int] = set()
         """Recorded storages whose new ones Python holds."""
-        self.graph: dict[_Key, list[int]] = defaultdict(list)
+        self.graph: dict[Key, list[int]] = defaultdict(list)
         """Storages that the rerun's own graph holds."""
         self.seen = 0
         """Saved tensors that were made again."""
@@ -437,7 +341,7 @@ class _Again:
                 self._birth(index)
             elif kind == DEATH:
                 self._python_lets_go(index)
-            elif kind == CALL and _is_note(self.rerun.ops[self.tape.calls[index].signature]):
+            elif kind == CALL and is_note(self.rerun.ops[self.tape.calls[index].signature]):
                 self._note(self.tape.calls[index])
                 if self.seen == len(self.region.saved):
                     break
@@ -500,28 +404,16 @@ class _Again:
             self._python_lets_go(call.storages[0])
         elif op == lives.SAVE:
             self._save(call)
-        elif op in (lives.RELEASE, lives.ESCAPE) and self.graph.get(_key(call)):
-            self.holds.release(self.graph[_key(call)].pop())
+        elif op in (lives.RELEASE, lives.ESCAPE) and self.graph.get(key_of(call)):
+            self.holds.release(self.graph[key_of(call)].pop())
 
     def _save(self, call: Call) -> None:
         saved = self.region.saved[self.seen]
         self.seen += 1
         number = self._meant(saved.storage)
         self.holds.hold(number)
-        self.graph[_key(call)].append(number)
+        self.graph[key_of(call)].append(number)
         if not saved.given_up:
             saved.holds = number
             self.holds.hold(number)
 
-
-def _key(call: Call) -> _Key:
-    return call.module, call.storages[0]
-
-
-def _is_note(op: str) -> bool:
-    return op.startswith(lives.PREFIX)
-
-
-def _state(nbytes: int) -> Storage:
-    """A copy of the CPU's random state."""
-    return Storage(nbytes, "uint8", (nbytes,), 0, None, Role.TEMPORARY)
