@@ -179,6 +179,10 @@ class OperatorRow:
     attended_flops: int | None = None
     """Only the attended pairs of causal or masked attention; None: the same as `flops`. Lower bounds of
     time use it: a kernel may skip the rest."""
+    variant: str = ""
+    """Which kernel of the operator its arguments choose (`ops.variants`): a matmul's layout, GELU's approximation."""
+    tensors: int = 1
+    """How many tensors one call works through one by one: those of a foreach or fused optimizer's list."""
 
 
 @dataclass(frozen=True, slots=True)

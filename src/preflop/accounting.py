@@ -18,6 +18,7 @@ from preflop.errors import PreflopError
 from preflop.hardware.allocator_settings import AllocatorSettings, BadAllocatorSetting
 from preflop.hardware.catalog import find
 from preflop.hardware.device import Device, MissingFigure
+from preflop.ledgers.births import born_bytes
 from preflop.ledgers.copies import copies_ledger, copy_rows
 from preflop.ledgers.flops import FlopsTotals, flops_ledger, flops_totals
 from preflop.ledgers.host import host_memory
@@ -32,6 +33,7 @@ from preflop.plan.verdict import verdict
 from preflop.precision import find_precision
 from preflop.tape.events import HOST
 from preflop.timing.link import beside_link
+from preflop.timing.pages import with_new_pages
 from preflop.timing.roofline import on_roofline
 from preflop.timing.step import NO_TIME, StepTime, step_time
 from preflop.timing.this import device_with_figures, recorded_as
@@ -215,6 +217,7 @@ def _timed(
     """The operators with their times, longest first, and the step's time."""
     placed = [on_roofline(row, device, _tf32(tape)) for row in rows]
     timed = step_time(placed, device, model_flops=flops.model, tokens=step_tokens(tape))
+    timed = with_new_pages(timed, lambda size: born_bytes(tape, size), device)
     timed = beside_link(timed, host_memory(tape).link_bytes, device)
     ordered = sorted(
         (place.row for place in placed), key=lambda row: (-(row.time_s or 0.0), -row.flops, row.op)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -65,6 +67,56 @@ def evaluator(file: str) -> Evaluator:
     if file not in EVALUATORS:
         EVALUATORS[file] = Evaluator(parametric(file, MODEL))
     return EVALUATORS[file]
+
+
+CALIBRATED = """schema = "preflop.calibration/3"
+measured_at = "today"
+[device]
+name = "A CPU"
+vendor = "CPU"
+arch = "cpu"
+records_as = "cpu"
+serial = true
+threads = 1
+[figures]
+torch_total_memory_bytes = 8e9
+memory_bandwidth_bytes_per_s = 1e10
+[peaks]
+float32 = 1e11
+bfloat16 = 1e12
+[launch]
+launch_s = 1e-6
+smallest_kernel_s = 0.0
+[pages]
+from_bytes = 100000
+s_per_byte = 1e-9
+[curves]
+elementwise = [[1e3, 0.1], [1e6, 0.9]]
+[curves.ops]
+"aten.gelu(tanh) float32" = [[1e3, 0.01], [1e6, 0.1]]
+[curves.surfaces]
+"matmul float32" = [[1e6, 1e5, 0.5], [1e8, 1e6, 0.9]]
+"matmul bfloat16" = [[1e6, 1e5, 0.5], [1e8, 1e6, 0.9]]
+[curves.products]
+"aten.mm(NT) float32" = [[32, 32, 32, 0.1], [32, 32, 512, 0.2], [32, 512, 32, 0.3], [32, 512, 512, 0.4],
+  [512, 32, 32, 0.5], [512, 32, 512, 0.6], [512, 512, 32, 0.7], [512, 512, 512, 0.8]]
+"""
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_times_on_this_machine_equal_the_accounts(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Grids of products, variants, lists of tensors and new pages: the arithmetic is the account's."""
+    (tmp_path / "this.toml").write_text(CALIBRATED, "utf-8")
+    monkeypatch.setenv("PREFLOP_CALIBRATION", str(tmp_path / "this.toml"))
+    on, fresh = device("this"), Evaluator(parametric(file, MODEL))
+    batch = fresh.domain.least_batch
+    for microbatches in (1, 3):
+        wanted = outcome_of(accounted(file, batch, 64, microbatches, on))
+        found = fresh.evaluate(batch, 64, microbatches=microbatches, device=on)
+        assert wanted.expected_s is not None
+        assert not differs(found, wanted)
 
 
 @settings(max_examples=8, deadline=None)

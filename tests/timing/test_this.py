@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import preflop
 from preflop.accounting import find_device
 from preflop.errors import BadFile
-from preflop.measure.calibrate import Calibration, Reading, calibration_text
+from preflop.measure.calibrate import Calibration, Reading
+from preflop.measure.calibration_file import calibration_text
 from preflop.timing.kernels import Family
+from preflop.timing.rates import Named, kernel_rate
 from preflop.timing.this import this_device
 
 
@@ -60,11 +64,9 @@ def test_a_step_is_recorded_as_the_cpu_runs_it_and_timed(calibrated: Path) -> No
 
 def test_an_operator_measured_alone_has_its_own_rate(calibrated: Path) -> None:
     """gelu was measured at 1 GB/s, an add at 12: an account of gelu takes twelve times the add's bound."""
-    from preflop.timing.rates import kernel_rate
-
     device = this_device()
-    own = kernel_rate(device, Family.ELEMENTWISE, "float32", "aten.gelu")
-    other = kernel_rate(device, Family.ELEMENTWISE, "float32", "aten.add")
+    own = kernel_rate(device, Family.ELEMENTWISE, "float32", Named("aten.gelu"))
+    other = kernel_rate(device, Family.ELEMENTWISE, "float32", Named("aten.add"))
     assert own is not None and other is not None
     assert other.moving_share(1e6) / own.moving_share(1e6) == pytest.approx(12, rel=0.01)
 
@@ -72,11 +74,7 @@ def test_an_operator_measured_alone_has_its_own_rate(calibrated: Path) -> None:
 def test_a_matmul_is_timed_by_flops_and_by_bytes(calibrated: Path) -> None:
     """A measured call gives its own time, by number and by array; its bytes are in it. One that moves more for
     the same FLOPs leans to the measured call of few FLOPs per byte."""
-    import numpy as np
-
-    from preflop.timing.rates import kernel_rate
-
-    rate = kernel_rate(this_device(), Family.MATMUL, "float32", "aten.mm")
+    rate = kernel_rate(this_device(), Family.MATMUL, "float32", Named("aten.mm"))
     assert rate is not None
     assert rate.compute_share(1e9, 1e7) == pytest.approx(1.0)
     assert rate.compute_share(1e6, 1e5) == pytest.approx(1e6 / 1e-4 / 1e11)
@@ -86,6 +84,106 @@ def test_a_matmul_is_timed_by_flops_and_by_bytes(calibrated: Path) -> None:
         [rate.compute_share(f, m) for f, m in zip(flops, moved)]
     )
     assert rate.compute_share(1e9, 1e9) < rate.compute_share(1e9, 1e7)
+
+
+def test_a_matmul_is_timed_by_its_rows_inner_size_and_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal FLOPs and bytes, another time: a grid of products tells (128, 32, 32) from (32, 128, 32)."""
+    from itertools import product
+
+    found = dataclasses.replace(MEASURED, readings=list(MEASURED.readings))
+    for m, k, n in product((32, 128), repeat=3):
+        slow = 4.0 if k == 128 else 1.0
+        moved, flops = 4 * (m * k + k * n + m * n), 2 * m * k * n
+        found.readings.append(
+            Reading("aten.mm", Family.MATMUL, "float32", flops, moved, slow * flops / 1e11, "NN", 1, (m, k, n))
+        )
+    path = tmp_path / "grid.toml"
+    path.write_text(calibration_text(found), "utf-8")
+    monkeypatch.setenv("PREFLOP_CALIBRATION", str(path))
+    rate = kernel_rate(this_device(), Family.MATMUL, "float32", Named("aten.mm", "NN"))
+    assert rate is not None
+    flops, moved = 2.0 * 128 * 32 * 32, 4.0 * (128 * 32 * 2 + 32 * 32)
+    tall, deep = rate.compute_share(flops, moved, (1, 128, 32)), rate.compute_share(flops, moved, (1, 32, 32))
+    assert (tall, deep) == (pytest.approx(1.0), pytest.approx(0.25))
+    together = rate.compute_shares(
+        np.array([flops, flops]), np.array([moved, moved]), np.array([[1, 128, 32], [1, 32, 32]])
+    )
+    assert list(together) == pytest.approx([tall, deep])
+
+
+def test_kernels_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gelu by tanh and in 16 bits each have their own curve; what was not measured takes the nearest that was."""
+    found = dataclasses.replace(MEASURED, readings=list(MEASURED.readings))
+    for variant, dtype, seconds in (("tanh", "float32", 32e-3), ("tanh", "bfloat16", 16e-3)):
+        found.readings.append(
+            Reading("aten.gelu", Family.ELEMENTWISE, dtype, 10**6, 8 * 10**6, seconds, variant)
+        )
+    path = tmp_path / "variants.toml"
+    path.write_text(calibration_text(found), "utf-8")
+    monkeypatch.setenv("PREFLOP_CALIBRATION", str(path))
+    device, seconds = this_device(), {}
+    for named in (
+        Named("aten.gelu"), Named("aten.gelu", "tanh"), Named("aten.gelu", "tanh", "bfloat16"),
+        Named("aten.gelu", "tanh", "float16"),
+    ):  # fmt: skip
+        rate = kernel_rate(device, Family.ELEMENTWISE, "float32", named)
+        assert rate is not None
+        seconds[named.variant, named.dtype] = 8e6 / device.bandwidth_bytes_per_s / rate.moving_share(8e6)
+    assert seconds == pytest.approx(
+        {
+            ("", "float32"): 8e-3, ("tanh", "float32"): 32e-3, ("tanh", "bfloat16"): 16e-3,
+            ("tanh", "float16"): 32e-3,
+        },
+        rel=1e-3,
+    )  # fmt: skip
+
+
+def test_large_tensors_pay_for_their_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weight 64 x 64: the gradient's 16384 bytes are on new pages; at 1 us a byte the step is longer by just that.
+    The same holds where sizes are evaluated by arithmetic."""
+    from preflop.measure.pages import FreshPages
+
+    times = []
+    for least in (16384, 16385):
+        found = dataclasses.replace(MEASURED, pages=FreshPages(least, 1e-6))
+        path = tmp_path / f"{least}.toml"
+        path.write_text(calibration_text(found), "utf-8")
+        monkeypatch.setenv("PREFLOP_CALIBRATION", str(path))
+        step = preflop.account(torch.nn.Linear(64, 64), torch.randn(8, 64), optimizer="sgd", device="this")
+        times.append(step.time)
+        assert any("new pages" in words for words in step.assumptions) == (least == 16384)
+    assert times[0].expected_s is not None and times[1].expected_s is not None
+    assert times[0].expected_s - times[1].expected_s == pytest.approx(16384e-6)
+    assert times[0].lower_s == times[1].lower_s
+
+
+@pytest.mark.parametrize(
+    ("op", "variants", "tensors"),
+    [("aten.mm", {"NT", "NN", "TN"}, 1), ("aten.gelu", {"", "tanh"}, 1), ("aten._foreach_norm", {""}, 48)],
+)
+def test_a_reading_says_which_kernel_it_is(op: str, variants: set[str], tensors: int) -> None:
+    """What calibrate measures carries the variant, tensors and sizes by which a step's rows are looked up."""
+    from preflop.measure.calibrate import _read
+    from preflop.measure.calibration_cases import cases
+
+    where = torch.device("cpu")
+    small = [case for case in cases(where) if case.op == op and case.dtype == "float32"]
+    readings = [_read(case, where, 0.0, 0.0) for case in (*small[:4], *small[8:10])]
+    found = [reading for reading in readings if reading is not None]
+    assert len(found) == len(readings)
+    assert {reading.variant for reading in found} == variants
+    assert found[0].tensors == tensors
+    assert (found[0].product == (32, 32, 32)) == (op == "aten.mm")
+
+
+def test_freed_memory_is_kept_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who set glibc's limits by the environment keeps them."""
+    from preflop.measure.pages import keep_freed_memory
+
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    assert keep_freed_memory() is False
 
 
 def test_operands_take_turns() -> None:

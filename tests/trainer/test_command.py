@@ -344,3 +344,15 @@ def test_a_stale_calibration_does_not_stop_training(
     assert run(words) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "no time is predicted" in out and "is no calibration of this version" in out
+
+
+def test_clipping_is_priced() -> None:
+    """The step that is priced is the trainer's own: the norm of all gradients and their scaling are in it."""
+    from preflop.models.catalog import find
+    from preflop.trainer.config import TrainConfig
+    from preflop.trainer.preflight import own_account
+
+    config = TrainConfig(data="none", out="none", steps=1, batch=2, seq=16)
+    priced = own_account(config, find("gpt2-nano"), 1, torch.device("cpu")).operators
+    calls = {row.op: (row.phase, row.calls) for row in priced if "_foreach_" in row.op}
+    assert calls["aten._foreach_norm"] == calls["aten._foreach_mul_"] == ("optimizer", 1)

@@ -16,19 +16,20 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was measured as JSON.")] = False,
 ) -> None:
     """Measure matmul rates by size and dtype, bytes moved by operator, and the cost of a call, on this
-    machine. About a minute. Then `--device this` predicts for it, and `preflop verify --time` compares."""
+    machine. One to two minutes. Then `--device this` predicts for it, and `preflop verify --time` compares."""
     from preflop.errors import BadSubject
     from preflop.files import write_atomically
     from preflop.timing.this import calibration_path
 
     if device not in (None, "cpu", "cuda"):
         raise BadSubject(f"--device is {device!r}.\n  Give cpu or cuda, or leave it out.")
-    from preflop.cli.subject_options import working
+    from preflop.cli.subject_options import working_on
 
-    with working("measuring this machine's kernels"):
-        from preflop.measure.calibrate import calibrate, calibration_text
+    with working_on() as progress:
+        from preflop.measure.calibrate import calibrate
+        from preflop.measure.calibration_file import calibration_text
 
-        found = calibrate(device)
+        found = calibrate(device, progress=progress)
     path = out or calibration_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, calibration_text(found).encode("utf-8"))

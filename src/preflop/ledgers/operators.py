@@ -14,12 +14,13 @@ from preflop.ledgers.tally import Origin, dtypes
 from preflop.ledgers.traffic import bytes_by_origin
 from preflop.ops.arguments import result
 from preflop.ops.registry import Kind
+from preflop.ops.variants import tensors_of, variant
 from preflop.tape.events import Signature, Tape, TensorMeta
 
 SHAPES_SHOWN = 4
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
-_Key = tuple[str, str, str, str, str, str]
+_Key = tuple[str, str, str, str, str, str, str, int]
 
 
 @dataclass(slots=True)
@@ -35,8 +36,8 @@ class _Sums:
 def operator_rows(tape: Tape) -> list[OperatorRow]:
     """Rows of the steady step, most FLOPs first, then most bytes. Times are left open.
 
-    Alike means: same operator, phase, module (numbers in its path replaced by *), line, shapes and
-    dtype. FLOPs include element-wise work, so that the rows' FLOPs sum to the total. Calls that do no
+    Alike means: same operator, phase, module (numbers in its path replaced by *), line, shapes, dtype and
+    variant. FLOPs include element-wise work, so that the rows' FLOPs sum to the total. Calls that do no
     arithmetic and move nothing (views) are left out.
     """
     rows = _Rows(tape)
@@ -66,6 +67,7 @@ class _Rows:
         self.sums: dict[_Key, _Sums] = {}
         self._shapes = [shapes_text(sig) for sig in tape.signatures]
         self._dtypes = dtypes(tape)
+        self._variants = [variant(sig) for sig in tape.signatures]
         self._modules = [starred(name) for name in tape.modules]
 
     def at(self, origin: Origin) -> _Sums:
@@ -76,12 +78,14 @@ class _Rows:
             self.tape.sources[origin.source],
             self._shapes[origin.signature],
             self._dtypes[origin.signature],
+            self._variants[origin.signature],
+            tensors_of(self.tape.signatures[origin.signature]),
         )
         return self.sums.setdefault(key, _Sums())
 
 
 def _row(key: _Key, sums: _Sums) -> OperatorRow:
-    op, phase, module, source, shapes, dtype = key
+    op, phase, module, source, shapes, dtype, which, tensors = key
     moved = sums.read_bytes + sums.write_bytes
     return OperatorRow(
         op=op,
@@ -99,6 +103,8 @@ def _row(key: _Key, sums: _Sums) -> OperatorRow:
         time_s=None,
         kind=sums.kind.value,
         attended_flops=sums.attended_flops if sums.attended_flops != sums.flops else None,
+        variant=which,
+        tensors=tensors,
     )
 
 

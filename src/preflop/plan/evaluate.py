@@ -25,10 +25,12 @@ from preflop.ledgers.tally import Origin, aliasing, dtypes, used_outputs
 from preflop.ops.moved import UNTOUCHED, is_view
 from preflop.ops.pricing import inside_bytes, moved, work
 from preflop.ops.registry import Kind, Work
+from preflop.ops.variants import tensors_of, variant
 from preflop.plan.outcome import Outcome
 from preflop.plan.prices import OVER, Answer, Grid, Numerators, Price, grid, whole_value
-from preflop.tape.events import Call, Phase, Signature, Tape
+from preflop.tape.events import HOST, Call, Phase, Signature, Tape
 from preflop.tape.sizes import BASIS, Coefficients, NotPolynomial, ParametricTape, basis, concrete
+from preflop.timing.pages import new_pages_from_bytes, new_pages_s
 from preflop.timing.row_times import RowRates, Seconds, row_rates, row_seconds
 from preflop.timing.tiles import result_sizes
 from preflop.transforms.accumulation import accumulate
@@ -124,6 +126,7 @@ class _Compiled:
         self._moments = _Moments(tape, self._sizes, prices)
         repeated = self._moments.repeated(tape) if microbatches == 2 else (0, -1)
         self._work = _Steps(tape, self._sizes, prices, repeated)
+        self._births = _births(tape, self._moments.first, repeated)
         self._rates: dict[str, RowRates] = {}
 
     def evaluate(self, batch: int, seq: int | None, microbatches: int, device: Device | None) -> Outcome:
@@ -135,7 +138,8 @@ class _Compiled:
         no_peak: tuple[str, ...] = ()
         if device is not None:
             rates = self._rates_on(device)
-            seconds = row_seconds(rates, *rows, self._work.results(values))
+            pages_s = self._new_pages_s(device, values, microbatches - self.recorded)
+            seconds = row_seconds(rates, *rows, self._work.results(values), pages_s)
             no_peak = rates.no_peak
         return Outcome(
             peak_bytes=peak_bytes, peak_phase=peak_phase, flops_model=totals["model"],
@@ -145,14 +149,26 @@ class _Compiled:
             samples=batch * microbatches, no_peak=no_peak if seconds.lower_s is not None else (),
         )  # fmt: skip
 
+    def _new_pages_s(self, device: Device, values: Sequence[int], extra: int) -> float:
+        least = new_pages_from_bytes(device)
+        if least is None:
+            return 0.0
+        born = sum(
+            values[size] * (once + rest * (1 + extra))
+            for size, (once, rest) in self._births.items()
+            if values[size] >= least
+        )
+        return new_pages_s(device, born)
+
     def rows(self, microbatches: int) -> list[PolynomialRow]:
         return self._work.polynomial_rows(microbatches - self.recorded)
 
     def _rates_on(self, device: Device) -> RowRates:
         if device.id not in self._rates:
             self._rates[device.id] = row_rates(
-                self._work.ops, self._work.kinds, self._work.dtypes, device, tf32=self.tf32
-            )
+                self._work.ops, self._work.kinds, self._work.dtypes, device, tf32=self.tf32,
+                variants=self._work.variants, tensors=self._work.tensors,
+            )  # fmt: skip
         return self._rates[device.id]
 
 
@@ -265,6 +281,16 @@ class _Moments:
         return ends[0] + 1, ends[1]
 
 
+def _births(tape: Tape, first: int, repeated: tuple[int, int]) -> dict[int, list[int]]:
+    """Storages that the steady step makes, by the symbol of their bytes: how many once, how many in what repeats."""
+    found: dict[int, list[int]] = {}
+    for storage in tape.storages:
+        if storage.born >= first and storage.device != HOST:
+            counts = found.setdefault(storage.bytes, [0, 0])
+            counts[repeated[0] <= storage.born <= repeated[1]] += 1
+    return found
+
+
 def _window(tape: Tape) -> tuple[int, int]:
     """First and last tick of the steady step."""
     last = tape.steps - 1
@@ -335,6 +361,8 @@ class _Row:
     key: tuple[str, ...]
     symbols: tuple[int, ...]
     """Of the shapes it shows: rows whose shapes become equal at a size are one there."""
+    tensors: int = 1
+    """As the account's row has them."""
     kind: Kind = Kind.OTHER
     calls: list[int] = field(default_factory=lambda: [0, 0])
     sums: dict[str, list[list[int]]] = field(
@@ -365,6 +393,7 @@ class _Steps:
         self._sums = {name: [[0] * len(BASIS) for _ in range(2)] for name in _TOTALS}
         self._shapes = [shapes_text(signature) for signature in tape.signatures]
         self._dtypes = dtypes(tape)
+        self._variants = [variant(signature) for signature in prices.at[0]]
         self._modules = [starred(name) for name in tape.modules]
         self._sizes = sizes
         self._count_work()
@@ -426,6 +455,7 @@ class _Steps:
     def _row(self, origin: Origin) -> _Row:
         key = (
             self._tape.signatures[origin.signature].op,
+            self._variants[origin.signature],
             origin.phase.value,
             self._modules[origin.module],
             self._tape.sources[origin.source],
@@ -433,7 +463,8 @@ class _Steps:
             self._shapes[origin.signature],
         )
         if key not in self._rows:
-            self._rows[key] = _Row(key, tuple(int(n) for n in _SYMBOL.findall(key[-1])))
+            symbols = tuple(int(n) for n in _SYMBOL.findall(key[-1]))
+            self._rows[key] = _Row(key, symbols, tensors_of(self._tape.signatures[origin.signature]))
             self._order.append(self._rows[key])
         return self._rows[key]
 
@@ -484,6 +515,8 @@ class _Steps:
         ]
         self.dtypes = [row.key[-2] for row in self._order]
         self.ops = [row.key[0] for row in self._order]
+        self.variants = [row.key[1] for row in self._order]
+        self.tensors = [row.tensors for row in self._order]
         self._pairs = list(_may_be_one(self._order, self._sizes))
 
     def at(
@@ -539,7 +572,7 @@ class _Steps:
 
         found = []
         for index, row in enumerate(self._order):
-            op, phase, module, source, dtype, shapes = row.key
+            op, _, phase, module, source, dtype, shapes = row.key
             figures = [total(index, row, name) for name in ("flops", "read", "write")]
             if all(figure is not None and not any(figure) for figure in figures):
                 continue  # a view

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -19,6 +19,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from preflop.hardware.device import Device
+from preflop.timing.products import Products, products_from
 from preflop.timing.surface import Surface, surface_from
 
 if sys.version_info >= (3, 11) or TYPE_CHECKING:
@@ -147,26 +148,36 @@ def curve_from(points: Sequence[Sequence[float]], basis: str) -> Curve:
     return Curve(tuple(float(x) for x, _ in points), tuple(float(y) for _, y in points), basis)
 
 
-def device_surface(device: Device, kind: Family, dtype: str, op: str) -> Surface | None:
+def device_surface(device: Device, kind: Family, dtype: str, op: str, variant: str = "") -> Surface | Products | None:
     """What `preflop calibrate` measured of an operator that computes, else of its family; None elsewhere."""
-    surfaces = _own(device).get("surfaces", {})
+    own = _own(device)
+    surfaces = own.get("surfaces", {})
     points = surfaces.get(f"{op} {dtype}") or surfaces.get(f"{kind.value} {dtype}")
-    return surface_from(points, CALIBRATED) if points else None
+    if not points:
+        return None
+    surface = surface_from(points, CALIBRATED)
+    grids = own.get("products", {}) if kind is Family.MATMUL else {}
+    for name in (f"{op}({variant})", f"aten.mm({variant})", "aten.mm(NT)"):
+        grid = products_from(grids.get(f"{name} {dtype}", ()), surface)
+        if grid is not None:
+            return grid
+    return surface
 
 
-def device_curve(device: Device, kind: Family, dtype: str, op: str = "") -> Curve | None:
+def device_curve(device: Device, kind: Family, dtype: str, op: str = "", variant: str = "") -> Curve | None:
     """The measured curve of a family of kernels on a device; None where nobody measured one.
 
     Args:
-        op: this machine's calibration has curves of single operators, too.
+        op: this machine's calibration has curves of single operators, too, by variant and dtype.
 
     Softmax and norms of a device whose element-wise kernels alone were measured, or none: see `moving_share`.
     """
     own = _own(device)
-    if op and "ops" in own:
-        points = own["ops"].get(op)
-        if points:
-            return curve_from(points, CALIBRATED)
+    if "ops" in own:
+        for name in _own_names(kind, dtype, op, variant):
+            points = own["ops"].get(name)
+            if points:
+                return curve_from(points, CALIBRATED)
     name = f"{kind.value}_{dtype}" if kind in _COMPUTE else kind.value
     if name in own:
         source = own.get("source", "")
@@ -176,6 +187,26 @@ def device_curve(device: Device, kind: Family, dtype: str, op: str = "") -> Curv
     if kind.attends and dtype in ("bfloat16", "float16"):
         return _attention(device, kind)
     return None
+
+
+def own_name(op: str, variant: str, dtype: str) -> str:
+    """What a calibration calls the kernel.
+
+    >>> own_name("aten.gelu", "tanh", "bfloat16"), own_name("aten.exp", "", "float32")
+    ('aten.gelu(tanh) bfloat16', 'aten.exp float32')
+    """
+    return f"{op}({variant}) {dtype}" if variant else f"{op} {dtype}"
+
+
+def _own_names(kind: Family, dtype: str, op: str, variant: str) -> Iterator[str]:
+    """What may stand for a kernel in a calibration, nearest first: itself, its operator in another variant or in
+    float32, its family in the same dtype."""
+    if op:
+        for known in dict.fromkeys((dtype, "float32")):
+            yield own_name(op, variant, known)
+            yield own_name(op, "", known)
+    if dtype:
+        yield f"{kind.value} {dtype}"
 
 
 def _own(device: Device) -> Mapping[str, Any]:

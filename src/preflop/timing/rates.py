@@ -18,6 +18,7 @@ from preflop.timing.kernels import (
     relative_to_elementwise,
     size_of,
 )
+from preflop.timing.products import Products
 from preflop.timing.surface import Surface
 from preflop.timing.this import is_this
 from preflop.timing.tiles import Result, tile_share, tile_shares
@@ -33,9 +34,9 @@ class KernelRate:
     """Shares of the dense peak and of the bandwidth as sold, as functions of one call's size."""
 
     kind: Family
-    compute: Curve | Surface | None
-    """None: the kernel's arithmetic is not what is measured (element-wise); the share is 1. A surface is of whole
-    calls, what they move included."""
+    compute: Curve | Surface | Products | None
+    """None: the kernel's arithmetic is not what is measured (element-wise); the share is 1. A surface, or a grid of
+    products, is of whole calls, what they move included."""
     moving: Curve
     relative: float = 1.0
     """What `moving` is multiplied by: of softmax and norms measured on other devices."""
@@ -61,12 +62,14 @@ class KernelRate:
             return 1.0
         if isinstance(self.compute, Surface):
             return self.compute.at(flops, moved)
+        if isinstance(self.compute, Products):
+            return self.compute.at(flops, moved, result)
         tiles = tile_share(result, self.units) if self.units and result else 1.0
         return self.compute.at(size_of(self.kind, flops, moved)) * tiles / self._products
 
     def moving_share(self, moved: float) -> float:
         """Share of the bandwidth as sold; without bound where `compute` has the bytes' time in it."""
-        if isinstance(self.compute, Surface):
+        if isinstance(self.compute, (Surface, Products)):
             return math.inf
         return self.moving.at(moved) * self.relative
 
@@ -80,6 +83,8 @@ class KernelRate:
             return np.ones_like(flops)
         if isinstance(self.compute, Surface):
             return self.compute.at_each(flops, moved)
+        if isinstance(self.compute, Products):
+            return self.compute.at_each(flops, moved, results)
         if self.kind is Family.BATCHED or self.kind.attends:
             per_byte = np.divide(flops, moved, out=np.zeros_like(flops), where=moved > 0)
             sizes = per_byte * (2.0 if self.kind.attends else 1.0)
@@ -90,11 +95,16 @@ class KernelRate:
 
     def moving_shares(self, moved: np.ndarray) -> np.ndarray:
         """`moving_share` of many calls."""
-        if isinstance(self.compute, Surface):
+        if isinstance(self.compute, (Surface, Products)):
             import numpy as np
 
             return np.full_like(moved, math.inf)
         return self.moving.at_each(moved) * self.relative
+
+    @property
+    def by_result(self) -> bool:
+        """Whether a matmul's share depends on the sizes of what it writes."""
+        return bool(self.units) or isinstance(self.compute, Products)
 
     @property
     def _products(self) -> float:
@@ -102,28 +112,42 @@ class KernelRate:
         return BACKWARD_PRODUCTS if backward else 1.0
 
 
-def kernel_rate(device: Device, kind: Family, dtype: str, op: str = "") -> KernelRate | None:
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What tells one kernel from another of its family on this machine, calibrated, which measured them singly."""
+
+    op: str = ""
+    variant: str = ""
+    """As in `account.OperatorRow`."""
+    dtype: str = "float32"
+    """Of what it moves; the rate's own dtype is the one it computes in."""
+
+
+_UNNAMED = Named()
+
+
+def kernel_rate(device: Device, kind: Family, dtype: str, named: Named = _UNNAMED) -> KernelRate | None:
     """What kernels of this family and dtype reach; None where nobody measured the device's vendor.
 
     By size where single kernels were measured, else the one figure of `achieved.toml`.
 
     Args:
-        op: the operator; on this machine, calibrated, it may have a curve of its own.
+        named: the operator; on this machine, calibrated, it may have a curve of its own.
 
     >>> from preflop.hardware.catalog import find
     >>> rate = kernel_rate(find("v100-pcie-32gb"), Family.MATMUL, "float32")
     >>> rate.compute_share(1e11, 1e9) > rate.compute_share(5e9, 1e8)
     True
     """
-    moving, relative, said = _moving(device, kind, op)
+    moving, relative, said = _moving(device, kind, named)
     if moving is None:
         return None
     if kind not in _COMPUTES and not kind.attends:
         return KernelRate(kind, None, moving, relative, said)
-    surface = device_surface(device, kind, dtype, op)
+    surface = device_surface(device, kind, dtype, named.op, named.variant)
     if surface is not None:
         return KernelRate(kind, surface, moving, 1.0, said)
-    curve = device_curve(device, kind, dtype, op)
+    curve = device_curve(device, kind, dtype, named.op, named.variant)
     if curve is None and kind is not Family.MATMUL:
         curve = device_curve(device, Family.MATMUL, dtype) if kind is not Family.BATCHED else None
     if curve is None:
@@ -146,14 +170,14 @@ def _tiled_units(device: Device, kind: Family) -> int:
     return int(figure.value) if figure is not None else 0
 
 
-def _moving(device: Device, kind: Family, op: str) -> tuple[Curve | None, float, tuple[str, ...]]:
+def _moving(device: Device, kind: Family, named: Named) -> tuple[Curve | None, float, tuple[str, ...]]:
     """(curve of bytes, factor on it, what to say of it)."""
     family = kind if kind in (Family.SOFTMAX, Family.NORM) else Family.ELEMENTWISE
     moves = kind not in _COMPUTES and not kind.attends
-    own = device_curve(device, family, "", op if moves else "")
+    own = device_curve(device, family, named.dtype, named.op if moves else "", named.variant)
     if own is not None:
         return own, 1.0, ()
-    plain = device_curve(device, Family.ELEMENTWISE, "")
+    plain = device_curve(device, Family.ELEMENTWISE, named.dtype)
     if plain is None:
         figure = achieved_bandwidth(device)
         if figure is None:

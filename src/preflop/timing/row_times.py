@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from preflop.hardware.device import Device
 from preflop.timing.achieved import launch_s, smallest_kernel_s
 from preflop.timing.kernels import Family, family
-from preflop.timing.rates import KernelRate, kernel_rate
+from preflop.timing.rates import KernelRate, Named, kernel_rate
 from preflop.timing.roofline import MATMUL_LIKE, bandwidth_bytes_per_s, ceiling
 from preflop.timing.this import is_serial, is_this
 
@@ -44,25 +44,36 @@ class RowRates:
     """Whether every rate was measured, so that there is an expectation."""
     no_peak: tuple[str, ...]
     """Dtypes of matmul-like rows for which the device has no dense peak."""
+    parts: np.ndarray
+    """Per row, the tensors that one call works through one by one; 1 on a GPU, which takes a list at once."""
 
 
 def row_rates(
-    ops: Sequence[str], kinds: Sequence[str], dtypes: Sequence[str], device: Device, *, tf32: bool
+    ops: Sequence[str],
+    kinds: Sequence[str],
+    dtypes: Sequence[str],
+    device: Device,
+    *,
+    tf32: bool,
+    variants: Sequence[str] = (),
+    tensors: Sequence[int] = (),
 ) -> RowRates:
     """The rates of rows of these operators, kinds and dtypes.
 
     Args:
         kinds: per row: matmul, attention, convolution or other; "" for a row that does no arithmetic.
+        variants, tensors: per row, as in `account.OperatorRow`; left out: "" and 1.
     """
     import numpy as np
 
     tops = [ceiling(device, kind, dtype, tf32, op) for op, kind, dtype in zip(ops, kinds, dtypes)]
     missing = {t.dtype for kind, t in zip(kinds, tops) if kind in MATMUL_LIKE and t.flops_per_s is None}
-    alike: dict[tuple[Family, str, str], list[int]] = {}
+    alike: dict[tuple[Family, str, Named], list[int]] = {}
+    which = variants or [""] * len(ops)
     for index, (op, kind, top) in enumerate(zip(ops, kinds, tops)):
-        named = op if is_this(device) else ""
+        named = Named(op, which[index], dtypes[index]) if is_this(device) else Named()
         alike.setdefault((family(op, kind), top.dtype, named), []).append(index)
-    rates = [(np.array(rows), kernel_rate(device, *which)) for which, rows in alike.items()]
+    rates = [(np.array(rows), kernel_rate(device, *key)) for key, rows in alike.items()]
     return RowRates(
         np.array([top.flops_per_s or np.inf for top in tops], np.float64),
         device,
@@ -70,11 +81,17 @@ def row_rates(
         tuple((rows, rate) for rows, rate in rates if rate is not None),
         not missing and all(rate is not None for _, rate in rates),
         tuple(sorted(missing)),
+        np.array(tensors if tensors and is_serial(device) else [1] * len(ops), np.float64),
     )
 
 
 def row_seconds(
-    rates: RowRates, flops: np.ndarray, moved: np.ndarray, calls: np.ndarray, results: np.ndarray | None = None
+    rates: RowRates,
+    flops: np.ndarray,
+    moved: np.ndarray,
+    calls: np.ndarray,
+    results: np.ndarray | None = None,
+    new_pages_s: float = 0.0,
 ) -> Seconds:
     """The step's time, as `step.step_time` gives it.
 
@@ -83,6 +100,7 @@ def row_seconds(
         moved: bytes read and written, per row.
         calls: number of calls, per row.
         results: products, rows and columns of what a matmul writes, per row; zeros where it is none.
+        new_pages_s: what the step's large tensors' pages cost (`timing.pages`).
     """
     import numpy as np
 
@@ -99,7 +117,7 @@ def row_seconds(
         compute_s[rows] /= rate.compute_shares(
             each_flops[rows], each_moved[rows], None if results is None else results[rows]
         )
-        bytes_s[rows] /= rate.moving_shares(each_moved[rows])
+        bytes_s[rows] /= rate.moving_shares(each_moved[rows] / rates.parts[rows])
     runs = moved > 0
     compute_s, bytes_s, calls = compute_s[runs], bytes_s[runs], calls[runs]
     floor_s = smallest_kernel_s(rates.device) * calls
@@ -109,4 +127,5 @@ def row_seconds(
     if is_serial(rates.device):
         device_s += launching_s
     expected = max(device_s, launching_s, lower)
-    return Seconds(lower, expected, max(apart_s + launching_s, expected))
+    upper = max(apart_s + launching_s, expected)
+    return Seconds(lower, expected + new_pages_s, upper + new_pages_s)

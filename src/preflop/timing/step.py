@@ -10,7 +10,7 @@ from preflop.formulas.utilization import model_flops_utilization
 from preflop.hardware.device import Device
 from preflop.timing.achieved import launch_s, smallest_kernel_s
 from preflop.timing.kernels import family
-from preflop.timing.rates import KernelRate, kernel_rate
+from preflop.timing.rates import KernelRate, Named, kernel_rate
 from preflop.timing.roofline import BANDWIDTH, COMPUTE, MATMUL_LIKE, RooflineRow, runs_cudnn
 from preflop.timing.this import is_serial
 from preflop.timing.tiles import result_of
@@ -88,7 +88,8 @@ def _unpriced(row: RooflineRow) -> bool:
 
 
 def _rate(row: RooflineRow, device: Device) -> KernelRate | None:
-    return kernel_rate(device, family(row.row.op, row.row.kind), row.ceiling.dtype, row.row.op)
+    named = Named(row.row.op, row.row.variant, row.row.dtype)
+    return kernel_rate(device, family(row.row.op, row.row.kind), row.ceiling.dtype, named)
 
 
 def _dominating(rows: Iterable[RooflineRow]) -> RooflineRow | None:
@@ -118,19 +119,21 @@ def _expected(
     floor = smallest_kernel_s(device)
     device_s = apart_s = 0.0
     kernels = 0
+    serial = is_serial(device)
     for row, rate in priced:
         moved = row.row.read_bytes + row.row.write_bytes
         if moved == 0:
             continue  # a view: no kernel runs
         calls = row.row.calls
-        result = result_of(row.row.shapes) if rate.units else None
+        result = result_of(row.row.shapes) if rate.by_result else None
         compute_s = row.compute_s / rate.compute_share(row.flops / calls, moved / calls, result)
-        bytes_s = row.bandwidth_s / rate.moving_share(moved / calls)
+        parts = row.row.tensors if serial else 1  # a GPU's foreach kernel takes a list at once
+        bytes_s = row.bandwidth_s / rate.moving_share(moved / calls / parts)
         kernels += calls
         device_s += max(compute_s, bytes_s, floor * calls)
         apart_s += max(compute_s + bytes_s, floor * calls)
     launching_s = launch_s(device) * kernels
-    if is_serial(device):
+    if serial:
         device_s += launching_s  # the host computes itself: calling and computing take turns
     expected = max(device_s, launching_s, lower)
     return expected, max(apart_s + launching_s, expected), launching_s > max(device_s, lower)

@@ -22,7 +22,7 @@ else:
     import tomli as tomllib
 
 THIS = "this"
-SCHEMA = "preflop.calibration/2"
+SCHEMA = "preflop.calibration/3"
 _HOW = "Run `preflop calibrate` first."
 
 

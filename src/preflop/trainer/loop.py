@@ -17,6 +17,7 @@ import preflop
 from preflop.accounting import Account
 from preflop.errors import BadSubject, PreflopError
 from preflop.measure.allocations import peak_bytes
+from preflop.measure.pages import keep_freed_memory
 from preflop.measure.utilization import Meter, Reading
 from preflop.models.initialise import initialise
 from preflop.precision import find_precision
@@ -126,6 +127,8 @@ def train(
     with processes(device) as joined:
         if device.type == "cuda":
             device = torch.device("cuda", joined.local_rank)
+        else:
+            keep_freed_memory()
         shown = display if display is not None and joined.first else Silent()
         with _Run(config, data, device, joined, shown, observe) as run:
             return run.go(resume=resume, force=force, price=price)

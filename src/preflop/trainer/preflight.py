@@ -22,6 +22,7 @@ from preflop.timing.this import THIS, calibration_path, recorded_as, this_device
 from preflop.trainer.config import TrainConfig
 from preflop.trainer.model import make_model, trained_facts
 from preflop.trainer.optimizer import make_optimizer
+from preflop.trainer.step import clipped_norm
 from preflop.trainer.tokens import open_data
 from preflop.units import bytes_text
 
@@ -46,15 +47,28 @@ class Room:
 
 
 def own_subject(config: TrainConfig, facts: ModelFacts, ranks: int, device_id: str) -> Subject:
-    """One process's share of the trainer's step, as something to record: same model, loss and optimizer."""
-    dtype = getattr(torch, find_precision(config.precision).parameter_dtype)
+    """One process's share of the trainer's step, as something to record: same model, loss, clipping, optimizer."""
+    precision = find_precision(config.precision)
+    dtype = getattr(torch, precision.parameter_dtype)
+    # Where states are of another dtype the recorder asks for an optimizer per parameter: none sees all gradients,
+    # and clipping, a thousandth of such a step, is not priced.
+    clips = precision.state_dtype == precision.parameter_dtype and not precision.master_copy
 
     def batch() -> dict[str, torch.Tensor]:
         shape = (config.batch, config.seq)
         return {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "labels")}
 
     def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        return make_optimizer(parameters, config)
+        held = list(parameters)
+        made = make_optimizer(held, config)
+
+        def clip(*step: object) -> None:
+            del step
+            clipped_norm(held, config.clip, foreach=True)
+
+        if clips:
+            made.register_step_pre_hook(clip)
+        return made
 
     optimizer.__qualname__ = config.optimizer
     subject = resolve(

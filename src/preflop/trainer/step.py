@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -75,7 +75,7 @@ def train_step(
         del summed, share
         observe("backward_end", step, index)
     run.scaler.unscale_(run.optimizer)
-    norm = _clipped_norm(run)
+    norm = run.processes.whole(clipped_norm(run.model.parameters(), run.clip))
     rate, taken = run.scheduler.rate, bool(torch.isfinite(norm))
     if taken:
         run.scaler.step(run.optimizer)
@@ -95,8 +95,13 @@ def _labelled(batch: Microbatch) -> int:
     return int((batch.labels != IGNORED_LABEL).sum())
 
 
-def _clipped_norm(run: Training) -> torch.Tensor:
-    """The norm of all gradients; they are scaled down to `clip` where it is larger."""
-    parameters = [parameter for parameter in run.model.parameters() if parameter.grad is not None]
-    largest = run.clip if run.clip > 0 else float("inf")
-    return run.processes.whole(nn.utils.clip_grad_norm_(parameters, largest))
+def clipped_norm(
+    parameters: Iterable[nn.Parameter], clip: float, *, foreach: bool | None = None
+) -> torch.Tensor:
+    """The norm of all gradients; they are scaled down to `clip` where it is larger and above 0.
+
+    Args:
+        foreach: None: as torch chooses, which is lists for plain tensors.
+    """
+    with_gradient = [parameter for parameter in parameters if parameter.grad is not None]
+    return nn.utils.clip_grad_norm_(with_gradient, clip if clip > 0 else float("inf"), foreach=foreach)
