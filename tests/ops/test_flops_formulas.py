@@ -215,6 +215,12 @@ def test_elementwise_counts():
         assert flops_of(f"aten.{op}", x, out=x) == 0
 
 
+def test_matrix_exponential():
+    """Degree 18 takes five products: A², A³, A⁶ and two of sums of them."""
+    given = meta(3, 4, 4)
+    assert flops_of("aten.linalg_matrix_exp", given, out=given) == 3 * 5 * 2 * 4**3
+
+
 def test_views_are_known_and_the_rest_is_unknown():
     """A call that only returns views is free, also a custom one; one that makes something is unknown."""
     x = meta(2, 3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from preflop.measure.operators import OperatorReading, operator_readings
 from preflop.ops.pricing import inside_bytes
 from preflop.ops.workspace import threads
-from preflop.ops.workspace_onednn import lstm_reserve_bytes
+from preflop.ops.workspace_lstm import lstm_reserve_bytes
 from tests.zoo.conftest import THREADS
 
 aten = torch.ops.aten
@@ -176,6 +176,64 @@ def test_convolutions(case: str) -> None:
     assert abs(apart(backward)) <= (0.05 * x.nbytes + BARRIERS_BYTES if strided else BARRIERS_BYTES)
 
 
+def run_convolution(
+    sizes: tuple[int, ...], *, transposed: bool, padding: int = 0
+) -> tuple[OperatorReading, OperatorReading]:
+    """A convolution's two calls, as the profiler reads them."""
+    batch, inner, outer, side, kernel, stride = sizes
+    x = torch.randn(batch, inner, side, side)
+    weight = torch.randn(*((inner, outer) if transposed else (outer, inner)), kernel, kernel)
+    shape = ([stride] * 2, [padding] * 2, [1, 1], transposed, [0, 0], 1)
+    y = aten.convolution(x, weight, None, *shape)
+    forward = reading(lambda: aten.convolution(x, weight, None, *shape), "aten.convolution")
+    mask = [True, True, False]
+    backward = reading(
+        lambda: aten.convolution_backward(y, x, weight, None, *shape, mask), "aten.convolution_backward"
+    )
+    return forward, backward
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Without barriers and shared sums: the layouts alone."""
+    torch.set_num_threads(1)
+    with threads(1):
+        yield
+
+
+@avx512
+@pytest.mark.parametrize("outer", [1, 2, 3, 4, 8, 24])
+@pytest.mark.parametrize("inner", [3, 16, 24])
+@pytest.mark.parametrize(("stride", "kernel"), [(1, 3), (2, 2), (2, 3)])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_few_channels(
+    one_thread: None, transposed: bool, stride: int, kernel: int, inner: int, outer: int
+) -> None:
+    """Images of few channels are read as they lie, strides have a kernel of their own, and a transposed
+    convolution is the gradient of one: to the byte."""
+    for found in run_convolution((2, inner, outer, 16, kernel, stride), transposed=transposed):
+        assert inside_bytes(found.signature, cuda=False) == found.workspace_bytes
+
+
+TRANSPOSED = {
+    "padded": (2, 64, 32, 17, 4, 2, 1),
+    "wide kernel, by gemm": (2, 24, 4, 16, 16, 8, 4),
+    "more than one block": (2, 40, 100, 16, 3, 2, 1),
+    "1x1, stride 2": (2, 64, 80, 16, 1, 2, 0),
+    "by torch, too small for oneDNN": (1, 8, 5, 10, 3, 2, 0),
+    "by torch, 1x1": (2, 64, 13, 16, 1, 1, 0),
+}
+
+
+@avx512
+@pytest.mark.parametrize("case", TRANSPOSED)
+def test_transposed_convolutions(one_thread: None, case: str) -> None:
+    """Gradients of an input of strided convolutions have scratch of their own: to the byte."""
+    *sizes, padding = TRANSPOSED[case]
+    for found in run_convolution(tuple(sizes), transposed=True, padding=padding):
+        assert inside_bytes(found.signature, cuda=False) == found.workspace_bytes
+
+
 @avx512
 @pytest.mark.parametrize(
     ("length", "batch", "inner", "hidden"),
@@ -195,6 +253,25 @@ def test_lstm(length: int, batch: int, inner: int, hidden: int) -> None:
     assert forward.signature.outputs[3].bytes == lstm_reserve_bytes(length, batch, inner, hidden)
     assert apart(forward) == 0
     assert abs(apart(found["aten.mkldnn_rnn_layer_backward"])) <= WRAPPED_NUMBERS_BYTES
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [((3, 32, 32), 0.0), ((2, 2, 16, 16), 1.0), ((32, 32), 1.0), ((1, 32, 32), 9.0), ((3, 1, 1), 1.0)],
+)
+def test_matrix_exponential(shape: tuple[int, ...], size: float) -> None:
+    """A batch whatever its norm, and one matrix of a large norm: to the indices of the batch."""
+    given = size * torch.randn(shape)
+    found = reading(lambda: aten.linalg_matrix_exp(given), "aten.linalg_matrix_exp")
+    assert abs(apart(found)) <= WRAPPED_NUMBERS_BYTES
+
+
+def test_the_exponential_of_a_small_matrix_takes_less() -> None:
+    """The price of one matrix is the upper one, as the stated assumption says."""
+    found = reading(lambda: aten.linalg_matrix_exp(torch.zeros(32, 32)), "aten.linalg_matrix_exp")
+    matrix = found.signature.outputs[0].bytes
+    assert abs(found.workspace_bytes - 4 * matrix) <= WRAPPED_NUMBERS_BYTES
+    assert apart(found) > 7 * matrix
 
 
 def test_a_wrong_rule_is_found() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from preflop.ops.arguments import argument, keyword, need, tensor, tensors
+from preflop.ops.onednn import asks_onednn
 from preflop.ops.workspace import thread_count
 from preflop.strides import is_channels_last, lies_contiguous, view_strides
 from preflop.tape.events import Ref, Signature, TensorMeta
@@ -644,18 +645,7 @@ class _Convolution:
 
     @property
     def by_onednn(self) -> bool:
-        """torch runs some small fp32 convolutions by itself, and fp64 ones always.
-
-        Source: ATen/native/Convolution.cpp, ConvParams::use_mkldnn.
-        """
-        if self.half or self.source.dtype != "float32":
-            return self.half
-        kernel, batch = self.weight.shape[2:], self.source.shape[0]
-        if self.transposed or len(self.source.shape) == 5:
-            return True
-        spread = self.strided or max(self.dilation) > 1 or batch >= 16 or max(kernel) > 1
-        big = self.groups > 1 or min(kernel) > 3 or batch > 1 or self.source.elements > 20480
-        return (spread or thread_count() > 1) and big
+        return asks_onednn(self.source, self.weight, self.stride, self.dilation, self.groups)
 
 
 @_rule("convolution")

@@ -75,3 +75,20 @@ def lu_solve(sig: Signature) -> Work:
     meta, given = need(sig, 0, "LU"), need(sig, 2, "B")
     n = meta.shape[-1]
     return _work(meta, 2 * n * product(given.shape), estimate=True)
+
+
+TAYLOR_PRODUCTS = 5
+"""Matrix products of the polynomial of degree 18, the highest. Source: aten/src/ATen/native/LinearAlgebra.cpp,
+`compute_T18`."""
+
+
+@flops("aten.linalg_matrix_exp")
+def matrix_exponential(sig: Signature) -> Work:
+    """FLOPs of exp(A) for n x n by the polynomial of degree 18: 10·n³.
+
+    A batch always takes that degree; one matrix a lower one (0 to 4 products) where its norm is at most 1.461
+    in fp32. Squarings, 2·n³ each, are not counted: ceil(log2(norm / 3.01)) of them in fp32.
+    """
+    meta = need(sig, 0, "self")
+    batch, n = _square(meta)
+    return _work(meta, batch * TAYLOR_PRODUCTS * 2 * n**3, estimate=True)

@@ -23,6 +23,7 @@ from preflop.ops import (  # noqa: F401  (each registers its formulas)
     view,
     workspace,
     workspace_cuda,
+    workspace_lstm,
     workspace_onednn,
 )
 from preflop.ops.moved import general, is_view

@@ -4,9 +4,9 @@ A rule gives the bytes alive at the kernel's own peak beyond its inputs and its 
 states which allocation it is and where the kernel makes it (paths are those of pytorch/pytorch), and
 `tests/zoo/test_workspace.py` holds it to what torch's profiler sees on real tensors.
 
-Some kernels take scratch once per thread: `threads(n)` says how many there are. Rules of a kernel that
-asks oneDNN are in `workspace_onednn.py`. Wrapped numbers (a Python 2 in `x * 2` is a tensor of 8 bytes)
-are not counted.
+Some kernels take scratch once per thread: `threads(n)` says how many there are. Rules of kernels that
+ask oneDNN are in `workspace_onednn.py` and `workspace_lstm.py`. Wrapped numbers (a Python 2 in `x * 2` is
+a tensor of 8 bytes) are not counted.
 """
 
 from __future__ import annotations
@@ -332,6 +332,26 @@ def _is_channels_last(meta: TensorMeta) -> bool:
         return False
     n, c, h, w = meta.shape
     return meta.stride[1:] == (1, w * c, c)
+
+
+# ----------------------------------------------------------------------------------- linear algebra
+
+_POWERS = 5
+"""Matrices that the polynomial of degree 18 is made of, and as many sums of them (`compute_T18`)."""
+
+
+@workspace("aten.linalg_matrix_exp")
+def matrix_exponential(sig: Signature) -> int:
+    """The powers and their sums; for one matrix also the result that it is copied to, and the copy.
+
+    That is degree 18: a batch always takes it, one matrix only where its norm asks for it (4 to 9 matrices
+    otherwise). Source: aten/src/ATen/native/LinearAlgebra.cpp, `mexp_impl`.
+    """
+    meta = need(sig, 0, "self")
+    if meta.shape[-1] < 2:
+        return 0
+    one = meta.elements == meta.shape[-1] ** 2
+    return (2 * _POWERS + (2 if one else 0)) * meta.bytes
 
 
 # ---------------------------------------------------------------------------------------- embedding

@@ -1,4 +1,4 @@
-"""What CPU kernels that ask oneDNN allocate inside: reordered operands and results, and scratchpads.
+"""What convolutions that ask oneDNN allocate inside: reordered operands and results, and scratchpads.
 
 oneDNN chooses memory layouts by the machine's instruction set. These rules are those of AVX-512 (blocks
 of 16 channels); with AVX2 (blocks of 8) they differ only where channels are padded. Left out, because
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import prod
 
 from preflop.ops.arguments import argument, need
+from preflop.ops.onednn import NESTED_BYTES, PAGE_BYTES, asks_onednn, rounded, strided_scratch_bytes
 from preflop.ops.registry import workspace
 from preflop.ops.workspace import contiguous_copy_bytes, is_contiguous, thread_count
 from preflop.tape.events import Signature, TensorMeta
@@ -22,17 +23,18 @@ from preflop.units import DTYPE_BYTES
 
 _BLOCK = 16
 """Channels of one block: fp32 numbers of one AVX-512 register."""
-_PAGE_BYTES = 4096
+_NARROW_BLOCK = 8
+"""Of an AVX2 register: the weight's gradient where few channels are read, but more than a first image has."""
+_STRIDED_BLOCK = 32
+"""Channels of the weight's block in a strided kernel, beyond 16: the most efficient of 16 to 64 for nearly
+all shapes (`est_eff` in jit_brgemm_conv_bwd_utils.cpp)."""
+_FIRST_IMAGE_CHANNELS = 3
 _FORWARD_REST_BYTES = 4_120
 """Channels-last forward: a page a thread, and this (the same for the twelve shapes measured)."""
 _WIDEST_KERNEL = 14
 _WIDEST_DEPTHWISE_KERNEL = 3
 _SHARED_INSIDE_POSITIONS = 512
 """Output positions a thread, from which on `gemm_convolution_utils.cpp` threads inside the gemm."""
-
-
-def _rounded(size: int, step: int) -> int:
-    return -(-size // step) * step
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,16 @@ class _Convolution:
     groups: int
     stride: tuple[int, ...]
     transposed: bool
-    padding: tuple[int, ...] = ()
-    dilation: tuple[int, ...] = ()
-    """Only scratch depends on these two; copies do not."""
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
 
     @property
     def itemsize(self) -> int:
         return self.x.itemsize
+
+    @property
+    def by_onednn(self) -> bool:
+        return asks_onednn(self.x, self.weight, self.stride, self.dilation, self.groups)
 
     @property
     def channels_last(self) -> bool:
@@ -60,14 +65,51 @@ class _Convolution:
         return len(shape) == 4 and not is_contiguous(self.x) and stride[1] == 1
 
     @property
+    def source(self) -> TensorMeta:
+        """What the convolution reads. A transposed one is the gradient of one from its result to its input."""
+        return self.y if self.transposed else self.x
+
+    @property
+    def made(self) -> TensorMeta:
+        """What the convolution makes: a transposed one's input."""
+        return self.x if self.transposed else self.y
+
+    @property
     def plain_input(self) -> bool:
-        """An image of 1 or 3 channels is read as it is."""
-        return self.groups == 1 and self.x.shape[1] in (1, 3) and not self.transposed
+        """An image of fewer channels than a block is read as it lies (`is_1stconv`); in 16 bits of 1 or 3."""
+        channels = self.source.shape[1]
+        few = channels < _BLOCK if self.itemsize == DTYPE_BYTES["float32"] else channels in (1, 3)
+        return self.groups == 1 and few and not self.pointwise
+
+    @property
+    def pointwise(self) -> bool:
+        """1 x 1 kernels, for which oneDNN has implementations of their own (none for a strided transposed one)."""
+        return prod(self.weight.shape[2:]) == 1 and not (self.transposed and max(self.stride) > 1)
+
+    @property
+    def narrow_gradient(self) -> bool:
+        """Whether an AVX2 kernel makes the weight's gradient: AVX-512's read images of up to 3 channels or whole
+        blocks (`src_ok` in `init_conf`)."""
+        few = _FIRST_IMAGE_CHANNELS < self.source.shape[1] < _BLOCK
+        return self.plain_input and few
+
+    @property
+    def strided(self) -> bool:
+        """Whether the gradient of the input (a transposed one's result) is made by a kernel for strides.
+
+        It takes no dilation, and of groups only those wider than a block; of a transposed convolution AVX2's
+        blocks too, where strides divide the result.
+        """
+        if max(self.stride) == 1 or max(self.dilation) > 1:
+            return False
+        even = not any(size % step for size, step in zip(self.source.shape[2:], self.stride))
+        block = _NARROW_BLOCK if self.transposed and even else _BLOCK
+        return self.groups == 1 or self.weight.shape[0] // self.groups > block
 
     def channels(self, count: int) -> int:
         """Channels in memory: padded to whole blocks, without groups or one channel to a group."""
         depthwise = self.groups == self.x.shape[1]
-        return _rounded(count, _BLOCK) if self.groups == 1 or depthwise else count
+        return rounded(count, _BLOCK) if self.groups == 1 or depthwise else count
 
     def blocked_bytes(self, meta: TensorMeta) -> int:
         """Bytes of an activation in oneDNN's layout."""
@@ -75,17 +117,28 @@ class _Convolution:
         return count * self.channels(channels) * prod(space) * self.itemsize
 
     @property
-    def x_bytes(self) -> int:
-        return 0 if self.plain_input else self.blocked_bytes(self.x)
+    def source_bytes(self) -> int:
+        """What is read, in oneDNN's layout: nothing where it is read as it lies."""
+        return 0 if self.plain_input else self.blocked_bytes(self.source)
 
     @property
     def weight_bytes(self) -> int:
         """The weight in oneDNN's layout."""
         out, inner, *kernel = self.weight.shape
         if self.groups == self.x.shape[1] and self.groups > 1:
-            return _rounded(out, _BLOCK) * inner * prod(kernel) * self.itemsize
+            return rounded(out, _BLOCK) * inner * prod(kernel) * self.itemsize
         inner = inner if self.plain_input else self.channels(inner)
         return self.channels(out) * inner * prod(kernel) * self.itemsize
+
+    @property
+    def padded_weight_bytes(self) -> int:
+        """The weight where the gradient of an image is made: its channels are whole blocks there."""
+        out, inner, *kernel = self.weight.shape
+        if self.groups > 1 and not self.strided:
+            return self.weight_bytes
+        block = _STRIDED_BLOCK if self.strided and inner > _BLOCK else _BLOCK
+        outer = out if self.strided else rounded(out, _BLOCK)
+        return outer * rounded(inner, block) * prod(kernel) * self.itemsize
 
     @property
     def weight_gradient_by_gemm(self) -> bool:
@@ -94,13 +147,13 @@ class _Convolution:
         Wider than 14, depthwise ones wider than 3 or than the image, and groups that do not fill half a block.
         Source: oneDNN, src/cpu/x64/jit_avx512_common_conv_kernel.cpp (`kw > 14`), jit_uni_dw_convolution.cpp.
         """
-        if self.itemsize < DTYPE_BYTES["float32"] or self.transposed:
+        if self.itemsize < DTYPE_BYTES["float32"]:
             return False
         width = self.weight.shape[-1]
         if self.groups == 1:
             return width > _WIDEST_KERNEL or self.reaches_over_the_image
         if self.groups == self.x.shape[1]:
-            pairs = zip(self.x.shape[2:], self.weight.shape[2:])
+            pairs = zip(self.source.shape[2:], self.weight.shape[2:])
             return width > _WIDEST_DEPTHWISE_KERNEL or any(image < kernel for image, kernel in pairs)
         half = _BLOCK // 2
         return any(count // self.groups % half for count in (self.x.shape[1], self.y.shape[1]))
@@ -108,7 +161,7 @@ class _Convolution:
     @property
     def reaches_over_the_image(self) -> bool:
         """Whether a dilated kernel spans more than the image."""
-        sizes = zip(self.x.shape[2:], self.weight.shape[2:], self.dilation)
+        sizes = zip(self.source.shape[2:], self.weight.shape[2:], self.dilation)
         return any(step > 1 and step * (kernel - 1) + 1 > image for image, kernel, step in sizes)
 
     @property
@@ -116,18 +169,6 @@ class _Convolution:
         """Whether the padding is wider than the image; then forward is a plain gemm too."""
         narrow = self.itemsize < DTYPE_BYTES["float32"] or self.transposed or self.groups > 1
         return not narrow and any(pad > image for pad, image in zip(self.padding, self.x.shape[2:]))
-
-    @property
-    def computes_channels_last(self) -> bool:
-        """16-bit and transposed kernels run on channels-last memory, whatever the caller has."""
-        return self.transposed or self.itemsize < DTYPE_BYTES["float32"]
-
-    @property
-    def gradient_computes_channels_last(self) -> bool:
-        """So does the gradient of the input of a strided convolution, and of an image."""
-        strided = max(self.stride) > 1 and self.groups == 1
-        forward_16_bit = self.itemsize < DTYPE_BYTES["float32"]
-        return not self.transposed and (strided or self.plain_input or forward_16_bit)
 
 
 def _to_dense(result: int, *, channels_last: bool) -> int:
@@ -152,18 +193,63 @@ def convolution(sig: Signature) -> int:
         padding=argument(sig, 4, "padding"),
         dilation=argument(sig, 5, "dilation"),
     )
-    if not _asks_onednn(case):
-        return 0
+    if not case.by_onednn:
+        return x.shape[0] * _columns_bytes(case) if case.transposed else 0
     if case.channels_last:
-        scratch = thread_count() * _PAGE_BYTES + _FORWARD_REST_BYTES if case.groups == 1 else 0
-        return _grouped_weight_bytes(case) + _channels_last_weight_bytes(case) + scratch
+        return _channels_last_forward(case)
     if case.forward_by_gemm:
         patches = prod(weight.shape[1:]) * prod(y.shape[2:][-2:]) * case.itemsize
         return min(thread_count(), x.shape[0]) * patches + contiguous_copy_bytes(x)
-    blocked = case.blocked_bytes(y)
-    running = case.x_bytes + case.weight_bytes + blocked + _subsample_bytes(case)
-    leaving = _to_dense(y.bytes, channels_last=True) if case.computes_channels_last else blocked + y.bytes
-    return max(running, leaving) - y.bytes + contiguous_copy_bytes(x)
+    peaks = _image_peaks(case) if case.transposed else _made_peaks(case)
+    return max(peaks) - y.bytes + contiguous_copy_bytes(x)
+
+
+def _columns_bytes(case: _Convolution) -> int:
+    """torch's own transposed convolution: one sample's products before they are summed into the result.
+
+    Forward has them for the whole batch. Source: aten/src/ATen/native/NaiveConvolutionTranspose2d.cpp.
+    """
+    return prod(case.weight.shape[1:]) * case.groups * prod(case.x.shape[2:]) * case.itemsize
+
+
+def _made_peaks(case: _Convolution) -> tuple[int, int]:
+    """Bytes while a convolution runs (a transposed one's gradient of its input), and as its result leaves."""
+    blocked = case.blocked_bytes(case.made)
+    running = case.source_bytes + case.weight_bytes + blocked + _subsample_bytes(case)
+    narrow = case.itemsize < DTYPE_BYTES["float32"]  # runs channels last
+    return running, _to_dense(case.made.bytes, channels_last=True) if narrow else blocked + case.made.bytes
+
+
+def _image_peaks(case: _Convolution) -> tuple[int, int]:
+    """Bytes while the gradient of a convolution's input is made (a transposed one's result), and as it leaves."""
+    image, read = case.source, case.made
+    if case.strided and case.itemsize == DTYPE_BYTES["float32"]:
+        running = _channels_last_copy(read) + case.padded_weight_bytes + image.bytes + _strided_bytes(case)
+        return running, _to_dense(image.bytes, channels_last=_channels_last_copy(image) > 0)
+    blocked = case.blocked_bytes(image)
+    running = case.blocked_bytes(read) + case.padded_weight_bytes + blocked
+    narrow = case.itemsize < DTYPE_BYTES["float32"]
+    return running, _to_dense(image.bytes, channels_last=True) if narrow else blocked + image.bytes
+
+
+def _channels_last_copy(meta: TensorMeta) -> int:
+    """Bytes of an activation brought to channels last: none of one channel, which lies so already."""
+    return meta.bytes if meta.shape[1] > 1 else 0
+
+
+def _strided_bytes(case: _Convolution) -> int:
+    kernel = case.weight.shape[2:]
+    return strided_scratch_bytes(
+        case.made, case.source, kernel, case.stride, case.padding, nested=case.transposed
+    )
+
+
+def _channels_last_forward(case: _Convolution) -> int:
+    by_torch = _channels_last_weight_bytes(case)
+    if case.transposed and case.strided and case.itemsize == DTYPE_BYTES["float32"]:
+        return case.padded_weight_bytes + by_torch + _strided_bytes(case)
+    scratch = thread_count() * PAGE_BYTES + _FORWARD_REST_BYTES if case.groups == 1 else 0
+    return _grouped_weight_bytes(case) + by_torch + scratch
 
 
 def _subsample_bytes(case: _Convolution) -> int:
@@ -194,9 +280,10 @@ def convolution_backward(sig: Signature) -> int:
         padding=argument(sig, 5, "padding"),
         dilation=argument(sig, 6, "dilation"),
     )
-    if not _asks_onednn(case):
-        return 0
     wants_input, wants_weight, wants_bias = argument(sig, 10, "output_mask")
+    if not case.by_onednn:
+        plain = max(case.stride) == 1 and prod(weight.shape[2:]) == 1 and not any(case.padding)
+        return _columns_bytes(case) if case.transposed and not plain and (wants_input or wants_weight) else 0
     outputs = sum(meta.bytes for meta in sig.outputs)
     bias_gradient = gradient.shape[1] * gradient.itemsize if wants_bias else 0
     input_gradient = x.bytes if wants_input else 0
@@ -216,23 +303,32 @@ def _blocked_backward(
     """
     copy = contiguous_copy_bytes(case.y) + contiguous_copy_bytes(case.x)
     input_gradient += copy
-    gradient = case.blocked_bytes(case.y)
-    peaks = []
+    peaks: list[int] = []
     if input_gradient > copy:
-        result = case.blocked_bytes(case.x)
-        peaks.append(copy + gradient + case.weight_bytes + result)
-        through = case.gradient_computes_channels_last
-        leaving = _to_dense(case.x.bytes, channels_last=True) if through else result + case.x.bytes
-        peaks.append(copy + leaving)
+        made = _made_peaks(case) if case.transposed else _image_peaks(case)
+        peaks.extend(copy + alive for alive in made)
     input_gradient += bias_gradient  # it is made with the weight's
     if wants_weight and case.weight_gradient_by_gemm:
         peaks.append(input_gradient + case.weight.bytes + _gemm_bytes(case))
     elif wants_weight:
-        operands = gradient + case.x_bytes
+        operands, weight = _weight_gradient_bytes(case)
         sums = _reduction_bytes(case) + _accumulator_bytes(case)
-        peaks.append(input_gradient + operands + case.weight_bytes + sums)
-        peaks.append(input_gradient + case.weight_bytes + case.weight.bytes)
+        peaks.append(input_gradient + operands + weight + sums)
+        peaks.append(input_gradient + weight + case.weight.bytes)
     return peaks
+
+
+def _weight_gradient_bytes(case: _Convolution) -> tuple[int, int]:
+    """Both activations, and the weight's gradient, as the kernel that makes it has them."""
+    if not case.narrow_gradient:
+        return case.source_bytes + case.blocked_bytes(case.made), case.weight_bytes
+    operands = sum(
+        meta.bytes // meta.shape[1] * rounded(meta.shape[1], _NARROW_BLOCK)
+        for meta in (case.source, case.made)
+    )
+    out, inner, *kernel = case.weight.shape
+    channels = rounded(out, _NARROW_BLOCK) * rounded(inner, _NARROW_BLOCK)
+    return operands, channels * prod(kernel) * case.itemsize
 
 
 def _gemm_bytes(case: _Convolution) -> int:
@@ -243,11 +339,12 @@ def _gemm_bytes(case: _Convolution) -> int:
     bias in passing. Source: oneDNN, src/cpu/gemm_convolution_utils.cpp, `init_conf`; fits 40 shapes measured
     with one and two threads to the byte.
     """
-    positions = prod(case.y.shape[2:][-2:])  # of one frame: depth is walked through
+    positions = prod(case.made.shape[2:][-2:])  # of one frame: depth is walked through
     patches = prod(case.weight.shape[1:]) * positions * case.itemsize
     apart = positions // thread_count() < _SHARED_INSIDE_POSITIONS
     threads = min(thread_count(), case.x.shape[0] * case.groups) if apart else 1
-    return threads * (patches + case.weight.bytes * DTYPE_BYTES["float32"]) + 256
+    nested = NESTED_BYTES if case.transposed else 0
+    return threads * (patches + case.weight.bytes * DTYPE_BYTES["float32"]) + 256 + nested
 
 
 def _channels_last_backward(
@@ -256,7 +353,10 @@ def _channels_last_backward(
     """Only weights are reordered: to channels-last by torch, then to oneDNN's layout. The weight's gradient
     comes in that layout, and then dense twice."""
     by_torch = _channels_last_weight_bytes(case)
-    peaks = [case.weight_bytes + by_torch + input_gradient] if input_gradient else []
+    scratch = 0
+    if case.strided and not case.transposed and case.itemsize == DTYPE_BYTES["float32"]:
+        scratch = _strided_bytes(case)
+    peaks = [case.weight_bytes + by_torch + input_gradient + scratch] if input_gradient else []
     if not wants_weight:
         return peaks
     before = input_gradient + 2 * bias_gradient + case.weight.bytes
@@ -287,34 +387,8 @@ def _grouped_weight_bytes(case: _Convolution, *, wide: bool = False) -> int:
     if case.groups == 1 or (case.groups == case.x.shape[1] and not wide):
         return case.weight_bytes
     out, inner, *kernel = case.weight.shape
-    mine = _rounded(out // case.groups, _BLOCK) * _rounded(inner, _BLOCK)
+    mine = rounded(out // case.groups, _BLOCK) * rounded(inner, _BLOCK)
     return case.groups * mine * prod(kernel) * case.itemsize
-
-
-def _asks_onednn(case: _Convolution) -> bool:
-    """torch runs tiny convolutions by itself, 1 x 1 ones of few samples on one thread, and fp64 always.
-
-    Source: aten/src/ATen/native/Convolution.cpp, `ConvParams::use_mkldnn`.
-    """
-    if case.x.dtype not in ("float32", "bfloat16", "float16"):
-        return False
-    if case.itemsize < DTYPE_BYTES["float32"] or case.transposed:
-        return True
-    batch, kernel = case.x.shape[0], case.weight.shape[2:]
-    worth_it = (
-        max(case.stride) > 1
-        or batch >= _BATCH_WORTH_ONE_THREAD
-        or prod(kernel) > 1
-        or thread_count() > 1
-    )
-    big = batch > 1 or case.x.elements > _TINY_INPUT_ELEMENTS
-    return worth_it and (case.groups > 1 or min(kernel) > _SMALL_KERNEL or big)
-
-
-_BATCH_WORTH_ONE_THREAD = 16
-_TINY_INPUT_ELEMENTS = 20_480
-_SMALL_KERNEL = 3
-"""The limits of `use_mkldnn`."""
 
 
 def _reduction_bytes(case: _Convolution) -> int:
@@ -325,14 +399,15 @@ def _reduction_bytes(case: _Convolution) -> int:
     Source: oneDNN, src/cpu/x64/jit_avx512_common_conv_kernel.cpp, `balance`.
     """
     count = thread_count()
-    if case.groups > 1 or case.transposed:
+    if case.groups > 1 or case.narrow_gradient:
         return 0
-    inner_block = case.x.shape[1] if case.plain_input else _BLOCK
-    inner_blocks = -(-case.x.shape[1] // inner_block)
-    outer_blocks = -(-case.y.shape[1] // _BLOCK)
-    rows = case.x.shape[0] * case.y.shape[2]
-    x_row = prod(case.x.shape[2:]) // prod(case.stride) // case.y.shape[2]
-    y_row, kernel = prod(case.y.shape[3:]), prod(case.weight.shape[2:])
+    x, y = case.source, case.made
+    inner_block = x.shape[1] if case.plain_input else _BLOCK
+    inner_blocks = -(-x.shape[1] // inner_block)
+    outer_blocks = -(-y.shape[1] // _BLOCK)
+    rows = x.shape[0] * y.shape[2]
+    x_row = prod(x.shape[2:]) // prod(case.stride) // y.shape[2]
+    y_row, kernel = prod(y.shape[3:]), prod(case.weight.shape[2:])
 
     def cost(over_rows: int, over_outer: int, over_inner: int) -> int:
         mine = -(-rows // over_rows)
@@ -355,87 +430,3 @@ def _accumulator_bytes(case: _Convolution) -> int:
     """16-bit weight gradients are summed in fp32 first. Not counted: transposed operands per thread."""
     narrow = case.itemsize < DTYPE_BYTES["float32"]
     return case.weight_bytes // case.itemsize * DTYPE_BYTES["float32"] if narrow else 0
-
-
-# --------------------------------------------------------------------------------------------- LSTM
-
-
-def _leading_dimension(columns: int) -> int:
-    """Columns of a matrix in memory: whole cache lines, and not a multiple of 256 (4 KiB aliasing).
-
-    Source: oneDNN, src/cpu/rnn/rnn_utils.cpp, `get_good_ld`.
-
-    >>> _leading_dimension(70), _leading_dimension(512)
-    (80, 528)
-    """
-    padded = _rounded(columns, _BLOCK)
-    return padded + _BLOCK if padded % 256 == 0 else padded
-
-
-def lstm_reserve_bytes(length: int, batch: int, input_size: int, hidden_size: int) -> int:
-    """Bytes of the fourth output of `mkldnn_rnn_layer`, which forward keeps for backward.
-
-    Gates of every step; hidden and cell states and their gradients (one step and one layer more: five
-    arrays); and the outputs. Each begins on a page of its own. Fake kernels say 0.
-    Source: oneDNN, src/cpu/rnn/rnn_utils.cpp, `set_offsets`; measured for hidden sizes that are whole
-    cache lines (other sizes come out up to 3 % high).
-
-    >>> lstm_reserve_bytes(64, 8, 256, 128)
-    5812224
-    """
-    item = DTYPE_BYTES["float32"]
-    gates = length * batch * _leading_dimension(4 * hidden_size) * item
-    rows = 2 * (length + 1) * batch
-    layer_states = rows * _leading_dimension(max(input_size, hidden_size)) * item
-    cell_states = rows * _leading_dimension(hidden_size) * item
-    outputs = length * batch * hidden_size * item
-    arrays = (gates, *(layer_states,) * 3, *(cell_states,) * 2, outputs)
-    return sum(_rounded(size, _PAGE_BYTES) for size in arrays)
-
-
-_RNN_SCRATCHPAD_REST_BYTES = 12_856
-"""Everything in the scratchpad but the gates: three pages and a header, the same for all shapes
-measured."""
-
-
-def _lstm_running_bytes(sig: Signature, length: int, batch: int) -> int:
-    """Both weights with padded rows, and the gates in a scratchpad."""
-    weights = 0
-    for position in (1, 2):
-        rows, columns = sig.inputs[position].shape
-        weights += columns * _leading_dimension(rows) * DTYPE_BYTES["float32"]
-    gates = length * batch * _leading_dimension(sig.inputs[1].shape[0]) * DTYPE_BYTES["float32"]
-    return weights + _rounded(gates, _PAGE_BYTES) + _RNN_SCRATCHPAD_REST_BYTES
-
-
-@workspace("aten.mkldnn_rnn_layer")
-def lstm_layer(sig: Signature) -> int:
-    """The sum of both biases, reordered weights, and the scratchpad with the gates.
-
-    Source: aten/src/ATen/native/mkldnn/RNN.cpp, `mkldnn_rnn_layer`.
-    """
-    length, batch, _ = sig.inputs[0].shape
-    bias = sig.inputs[1].shape[0] * DTYPE_BYTES["float32"]
-    return bias + _lstm_running_bytes(sig, length, batch)
-
-
-@workspace("aten.mkldnn_rnn_layer_backward")
-def lstm_layer_backward(sig: Signature) -> int:
-    """The same, zeros for the gradients that are missing, and weights once more where rows are padded.
-
-    Source: aten/src/ATen/native/mkldnn/RNN.cpp, `mkldnn_rnn_layer_backward`.
-    """
-    length, batch, _ = sig.inputs[0].shape
-    hidden = sig.inputs[2].shape[1]
-    item = DTYPE_BYTES["float32"]
-    bias = sig.inputs[1].shape[0] * item
-    absent = (argument(sig, 11, "grad_hy"), argument(sig, 12, "grad_cy"))
-    missing = sum(value is None for value in absent)
-    zeros = missing * batch * hidden * item
-    again = 0
-    for position in (1, 2):
-        rows, columns = sig.inputs[position].shape
-        if _leading_dimension(columns) != columns:
-            again += rows * _leading_dimension(columns) * item
-    copy = contiguous_copy_bytes(sig.inputs[10]) if len(sig.inputs) > 10 else 0
-    return bias + zeros + copy + again + _lstm_running_bytes(sig, length, batch)

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from preflop.errors import BadSubject
-from preflop.ops.workspace_onednn import lstm_reserve_bytes
+from preflop.ops.workspace_lstm import lstm_reserve_bytes
 from preflop.record.dtypes_agree import check_dtypes
 from preflop.record.layouts import WANTS_DENSE, first_stride
 from preflop.record.storages import dtype_name

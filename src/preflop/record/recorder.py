@@ -591,7 +591,7 @@ class Recorder(TorchDispatchMode):
         namespace, name, overload = _split(func)
         inside = assume.ALLOCATES_INSIDE.get(f"{namespace}.{name}")
         if inside is not None:
-            self.assumed(f"{namespace}.{name} allocates inside, {inside}: not counted.")
+            self.assumed(f"{namespace}.{name} {inside}.")
         self.signatures.append(
             Signature(
                 op=f"{namespace}.{name}",
