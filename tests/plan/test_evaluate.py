@@ -86,6 +86,7 @@ float32 = 1e11
 bfloat16 = 1e12
 [launch]
 launch_s = 1e-6
+optimizer_launch_s = 5e-7
 smallest_kernel_s = 0.0
 [pages]
 from_bytes = 100000

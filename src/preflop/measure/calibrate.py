@@ -33,6 +33,8 @@ FEWEST_CALLS = 3
 _WARM_UP = 2
 _FOOTPRINT_BYTES, _MOST_COPIES = 48 * 2**20, 48
 """How much is touched, and by how many sets of operands, before the first set's turn comes again."""
+_MOMENTS, _HOST_BUDGET_S = 4, 0.2
+"""How often, and how long each time, the host's part is measured."""
 _TINY = 16
 """Elements of an operator that does nothing but be called."""
 
@@ -70,6 +72,8 @@ class Calibration:
     readings: list[Reading] = field(default_factory=list)
     context_bytes: int | None = None
     """Of the accelerator: its memory in use outside of the allocator."""
+    optimizer_launch_s: float | None = None
+    """Seconds of the host per kernel of an optimizer's loop, which autograd and modules have no part in."""
     pages: FreshPages | None = None
     """Of the CPU, where large tensors are on new pages."""
 
@@ -98,14 +102,18 @@ def calibrate(
         if found.is_cpu:
             found.pages = fresh_pages()
             keep_freed_memory(of_every_size=True)
-        found.launch_s = _launch_s(where)
+        hosts = (_layers(where), _optimizer(where))
         call_s = _call_s(where)
         every = list(cases(where))
         for number, case in enumerate(every):
+            if number % (len(every) // _MOMENTS) == 0:  # what else runs on a machine comes and goes
+                for host in hosts:
+                    host.taken.append(seconds_of(host.step, where, _HOST_BUDGET_S))
             progress(f"{number / len(every):4.0%} {case.op} {case.dtype}")
             reading = _read(case, where, call_s if found.is_cpu else 0.0, budget_s)
             if reading is not None:
                 found.readings.append(reading)
+    found.launch_s, found.optimizer_launch_s = (_launch_s(host, found) for host in hosts)
     return found
 
 
@@ -190,11 +198,28 @@ def _call_s(where: torch.device) -> float:
     return seconds_of(many, where, 0.3) / repeats
 
 
-def _launch_s(where: torch.device) -> float:
-    """Seconds of the host per kernel of a training step: forward and backward of layers with nothing to do.
+@dataclass
+class _Host:
+    """A step of a training loop whose kernels have nothing to do: what is left is the host's."""
 
-    Modules, autograd and views included, which a bare call is not.
-    """
+    step: Callable[[], Any]
+    kernels: dict[str, int]
+    """Calls by operator; views, which run no kernel, left out."""
+    taken: list[float] = field(default_factory=list)
+    """Seconds of a step, at several moments."""
+
+
+def _host(step: Callable[[], Any]) -> _Host:
+    kernels: dict[str, int] = {}
+    step()  # makes what later steps find, as an optimizer's states
+    for row in operator_rows(record_call(step, (), {})):
+        if row.read_bytes + row.write_bytes:
+            kernels[row.op] = kernels.get(row.op, 0) + row.calls
+    return _Host(step, kernels)
+
+
+def _layers(where: torch.device) -> _Host:
+    """Forward and backward: modules, autograd and views included, which a bare call is not."""
     layers = [
         torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 8), torch.nn.GELU()) for _ in range(16)
     ]
@@ -206,10 +231,26 @@ def _launch_s(where: torch.device) -> float:
             model(x).sum().backward()
         model.zero_grad(set_to_none=True)
 
-    kernels = sum(
-        row.calls for row in operator_rows(record_call(step, (), {})) if row.read_bytes + row.write_bytes
-    )
-    return seconds_of(step, where, 0.5) / kernels
+    return _host(step)
+
+
+def _optimizer(where: torch.device) -> _Host:
+    """AdamW's loop over parameters, one operator after the other."""
+    parameters = [torch.nn.Parameter(torch.zeros(8, device=where)) for _ in range(16)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(8, device=where)
+    return _host(torch.optim.AdamW(parameters, lr=1e-9, foreach=False).step)
+
+
+def _launch_s(host: _Host, found: Calibration) -> float:
+    """Seconds of the host per kernel. On a CPU, where the host runs the kernels itself, without what each takes at
+    the smallest size that was measured: that is counted as the kernel's."""
+    smallest: dict[str, float] = {}
+    for reading in sorted(found.readings, key=lambda reading: -reading.moved) if found.is_cpu else ():
+        smallest[reading.op] = reading.seconds / reading.tensors
+    own_s = sum(calls * smallest.get(op, 0.0) for op, calls in host.kernels.items())
+    step_s, kernels = median(host.taken), sum(host.kernels.values())
+    return max(step_s - own_s, step_s / 2) / kernels
 
 
 def _read(case: Case, where: torch.device, launch_s: float, budget_s: float) -> Reading | None:

@@ -50,6 +50,8 @@ def calibration_text(found: Calibration) -> str:
         lines.append(f"float32 = {max(peaks.values()):.6g}")
     lines += ["", "[launch]", f"launch_s = {found.launch_s:.4g}"]
     lines.append(f"smallest_kernel_s = {0.0 if found.is_cpu else found.launch_s / 4:.4g}")
+    if found.optimizer_launch_s is not None:
+        lines.append(f"optimizer_launch_s = {found.optimizer_launch_s:.4g}")
     if found.pages is not None:
         lines += ["", "# Tensors of so many bytes and more are on new pages whenever they are made.", "[pages]"]
         lines += [f"from_bytes = {found.pages.from_bytes}", f"s_per_byte = {found.pages.s_per_byte:.4g}"]

@@ -167,7 +167,7 @@ class _Compiled:
         if device.id not in self._rates:
             self._rates[device.id] = row_rates(
                 self._work.ops, self._work.kinds, self._work.dtypes, device, tf32=self.tf32,
-                variants=self._work.variants, tensors=self._work.tensors,
+                variants=self._work.variants, tensors=self._work.tensors, phases=self._work.phases,
             )  # fmt: skip
         return self._rates[device.id]
 
@@ -516,6 +516,7 @@ class _Steps:
         self.dtypes = [row.key[-2] for row in self._order]
         self.ops = [row.key[0] for row in self._order]
         self.variants = [row.key[1] for row in self._order]
+        self.phases = [row.key[2] for row in self._order]
         self.tensors = [row.tensors for row in self._order]
         self._pairs = list(_may_be_one(self._order, self._sizes))
 

@@ -14,6 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from preflop.hardware.device import Device, MissingFigure, peak_name
+from preflop.tape.events import Phase
 from preflop.timing.this import is_this, this_table
 
 if sys.version_info >= (3, 11) or TYPE_CHECKING:
@@ -45,6 +46,16 @@ def launch_s(device: Device | None = None) -> float:
         device: this machine, calibrated, has a measured figure of its own.
     """
     return _of_launching("launch_s", device)
+
+
+def phase_launch_s(device: Device, phase: str) -> float:
+    """Seconds the host needs per kernel in a phase of the step: on this machine, calibrated, an optimizer's loop
+    was measured apart from layers and autograd."""
+    if phase == Phase.OPTIMIZER.value and is_this(device):
+        own = this_table()["launch"].get("optimizer_launch_s")
+        if own is not None:
+            return float(own)
+    return launch_s(device)
 
 
 def smallest_kernel_s(device: Device | None = None) -> float:

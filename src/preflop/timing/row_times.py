@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from preflop.hardware.device import Device
-from preflop.timing.achieved import launch_s, smallest_kernel_s
+from preflop.timing.achieved import phase_launch_s, smallest_kernel_s
 from preflop.timing.kernels import Family, family
 from preflop.timing.rates import KernelRate, Named, kernel_rate
 from preflop.timing.roofline import MATMUL_LIKE, bandwidth_bytes_per_s, ceiling
@@ -44,6 +44,8 @@ class RowRates:
     """Whether every rate was measured, so that there is an expectation."""
     no_peak: tuple[str, ...]
     """Dtypes of matmul-like rows for which the device has no dense peak."""
+    launch_s: np.ndarray
+    """Per row, of the host for one kernel."""
     parts: np.ndarray
     """Per row, the tensors that one call works through one by one; 1 on a GPU, which takes a list at once."""
 
@@ -57,12 +59,13 @@ def row_rates(
     tf32: bool,
     variants: Sequence[str] = (),
     tensors: Sequence[int] = (),
+    phases: Sequence[str] = (),
 ) -> RowRates:
     """The rates of rows of these operators, kinds and dtypes.
 
     Args:
         kinds: per row: matmul, attention, convolution or other; "" for a row that does no arithmetic.
-        variants, tensors: per row, as in `account.OperatorRow`; left out: "" and 1.
+        variants, tensors, phases: per row, as in `account.OperatorRow`; left out: "", 1 and "".
     """
     import numpy as np
 
@@ -81,6 +84,7 @@ def row_rates(
         tuple((rows, rate) for rows, rate in rates if rate is not None),
         not missing and all(rate is not None for _, rate in rates),
         tuple(sorted(missing)),
+        np.array([phase_launch_s(device, phase) for phase in phases or [""] * len(ops)], np.float64),
         np.array(tensors if tensors and is_serial(device) else [1] * len(ops), np.float64),
     )
 
@@ -123,7 +127,7 @@ def row_seconds(
     floor_s = smallest_kernel_s(rates.device) * calls
     device_s = float(np.maximum(np.maximum(compute_s, bytes_s), floor_s).sum())
     apart_s = float(np.maximum(compute_s + bytes_s, floor_s).sum())
-    launching_s = launch_s(rates.device) * float(calls.sum())
+    launching_s = float((rates.launch_s[runs] * calls).sum())
     if is_serial(rates.device):
         device_s += launching_s
     expected = max(device_s, launching_s, lower)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from preflop.account import Time
 from preflop.formulas.utilization import model_flops_utilization
 from preflop.hardware.device import Device
-from preflop.timing.achieved import launch_s, smallest_kernel_s
+from preflop.timing.achieved import launch_s, phase_launch_s, smallest_kernel_s
 from preflop.timing.kernels import family
 from preflop.timing.rates import KernelRate, Named, kernel_rate
 from preflop.timing.roofline import BANDWIDTH, COMPUTE, MATMUL_LIKE, RooflineRow, runs_cudnn
@@ -118,7 +118,7 @@ def _expected(
     """(expected seconds, upper seconds, whether launching is what takes the time)."""
     floor = smallest_kernel_s(device)
     device_s = apart_s = 0.0
-    kernels = 0
+    launching_s = 0.0
     serial = is_serial(device)
     for row, rate in priced:
         moved = row.row.read_bytes + row.row.write_bytes
@@ -129,10 +129,9 @@ def _expected(
         compute_s = row.compute_s / rate.compute_share(row.flops / calls, moved / calls, result)
         parts = row.row.tensors if serial else 1  # a GPU's foreach kernel takes a list at once
         bytes_s = row.bandwidth_s / rate.moving_share(moved / calls / parts)
-        kernels += calls
+        launching_s += phase_launch_s(device, row.row.phase) * calls
         device_s += max(compute_s, bytes_s, floor * calls)
         apart_s += max(compute_s + bytes_s, floor * calls)
-    launching_s = launch_s(device) * kernels
     if serial:
         device_s += launching_s  # the host computes itself: calling and computing take turns
     expected = max(device_s, launching_s, lower)
