@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from preflop.record.storages import StorageTable
 from preflop.tape import lives as words
 from preflop.tape.events import Call, Phase, Signature, Tape
-from preflop.tape.replay import BIRTH, CALL, DEATH, events_of
+from preflop.tape.replay import CALL, DEATH, events_of, retold
 from preflop.tape.stack import Refused
 
 if TYPE_CHECKING:
@@ -323,37 +323,16 @@ class Lives:
         noted = dataclasses.replace(
             tape, signatures=[*tape.signatures, *self._signatures], calls=[every[index] for index in order]
         )
-        return _counted_anew(noted)
+        return retold(noted, _settled(noted))
 
 
 def _tick(calls: list[Call], notes: list[Call], index: int) -> int:
     return calls[index].tick if index < len(calls) else notes[index - len(calls)].tick
 
 
-def _counted_anew(tape: Tape) -> Tape:
-    """The tape with consecutive ticks. Deaths and drops with nothing between them get the order in which
-    the storages were made (see `StorageTable.order_deaths`)."""
-    storages = [dataclasses.replace(storage) for storage in tape.storages]
-    calls, marks = list(tape.calls), list(tape.marks)
-    for tick, (kind, index) in enumerate(_settled(tape), 1):
-        if kind == CALL:
-            calls[index] = dataclasses.replace(calls[index], tick=tick)
-        elif kind == DEATH:
-            storages[index].died = tick
-        elif kind == BIRTH:
-            storages[index].born = tick
-        else:
-            marks[index] = dataclasses.replace(marks[index], tick=tick)
-    order = sorted(range(len(calls)), key=lambda index: calls[index].tick)
-    places = {index: place for place, index in enumerate(order)}
-    for storage in storages:
-        storage.call = places[storage.call] if storage.call >= 0 else -1
-    return dataclasses.replace(
-        tape, storages=storages, calls=[calls[index] for index in order], marks=marks
-    )
-
-
 def _settled(tape: Tape) -> Iterator[tuple[int, int]]:
+    """The tape's events. Deaths and drops with nothing between them come in the order in which the storages
+    were made (see `StorageTable.order_deaths`)."""
     run: list[tuple[int, int, tuple[int, int]]] = []
     for event in events_of(tape):
         number = _goes(tape, event)

@@ -27,8 +27,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from preflop.tape.events import Call, Signature, Tape
-from preflop.tape.replay import BIRTH, CALL, DEATH, events_of
+from preflop.tape.events import Signature, Tape
+from preflop.tape.replay import CALL, events_of, retold
 
 PREFIX = "life."
 ENTER, EXIT = "life.enter", "life.exit"
@@ -64,30 +64,11 @@ def plain(tape: Tape) -> Tape:
     """The tape without its notes; itself where it has none."""
     if not annotated(tape):
         return tape
-    numbers: dict[int, int] = {}
-    for number, signature in enumerate(tape.signatures):
-        if not signature.op.startswith(PREFIX):
-            numbers[number] = len(numbers)
-    storages = [dataclasses.replace(storage) for storage in tape.storages]
-    calls: list[Call] = []
-    marks = list(tape.marks)
-    renamed = {-1: -1}
-    tick = 0
-    for kind, index in events_of(tape):
-        if kind == CALL and tape.calls[index].signature not in numbers:
-            continue
-        tick += 1
-        if kind == CALL:
-            call = tape.calls[index]
-            renamed[index] = len(calls)
-            calls.append(dataclasses.replace(call, signature=numbers[call.signature], tick=tick))
-        elif kind == BIRTH:
-            storages[index].born = tick
-        elif kind == DEATH:
-            storages[index].died = tick
-        else:
-            marks[index] = dataclasses.replace(marks[index], tick=tick)
-    for storage in storages:
-        storage.call = renamed[storage.call]
-    signatures = [tape.signatures[number] for number in numbers]
-    return dataclasses.replace(tape, signatures=signatures, calls=calls, storages=storages, marks=marks)
+    kept = [n for n, signature in enumerate(tape.signatures) if not signature.op.startswith(PREFIX)]
+    numbers = {number: place for place, number in enumerate(kept)}
+    told = retold(
+        tape, (e for e in events_of(tape) if e[0] != CALL or tape.calls[e[1]].signature in numbers)
+    )  # fmt: skip
+    for call in told.calls:
+        call.signature = numbers[call.signature]
+    return dataclasses.replace(told, signatures=[tape.signatures[number] for number in kept])

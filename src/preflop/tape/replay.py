@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator
+import dataclasses
+from collections.abc import Collection, Hashable, Iterable, Iterator
 
 from preflop.tape.events import Role, Storage, Tape
 
@@ -21,6 +22,31 @@ def events_of(tape: Tape) -> list[tuple[int, int]]:
     ordered.extend((mark.tick, MARK, number) for number, mark in enumerate(tape.marks))
     ordered.sort()
     return [(kind, index) for _, kind, index in ordered]
+
+
+def retold(tape: Tape, events: Iterable[tuple[int, int]]) -> Tape:
+    """The tape of these events, in this order, with consecutive ticks.
+
+    Args:
+        events: as of `events_of`: all births, deaths and marks of the tape, and the calls to be kept (each that
+            makes a storage among them).
+    """
+    storages = [dataclasses.replace(storage) for storage in tape.storages]
+    calls, marks = [], list(tape.marks)
+    places = {-1: -1}
+    for tick, (kind, index) in enumerate(events, 1):
+        if kind == CALL:
+            places[index] = len(calls)
+            calls.append(dataclasses.replace(tape.calls[index], tick=tick))
+        elif kind == BIRTH:
+            storages[index].born = tick
+        elif kind == DEATH:
+            storages[index].died = tick
+        else:
+            marks[index] = dataclasses.replace(marks[index], tick=tick)
+    for storage in storages:
+        storage.call = places[storage.call]
+    return dataclasses.replace(tape, calls=calls, storages=storages, marks=marks)
 
 
 def unborn(it: Storage, role: Role | None = None) -> Storage:
