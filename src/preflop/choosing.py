@@ -19,6 +19,7 @@ from preflop.ledgers.flops import flops_totals
 from preflop.ledgers.memory import memory
 from preflop.ledgers.traffic import traffic_ledger
 from preflop.models.catalog import ModelFacts, find, known
+from preflop.optimizers import IN_BACKWARD, OptimizerSpec
 from preflop.plan.choice import Choice
 from preflop.plan.choices import Choices
 from preflop.plan.evaluate import Evaluator
@@ -34,7 +35,9 @@ from preflop.tape.stack import Refused
 from preflop.tapes.choose import shipped_at_any_size
 from preflop.timing.this import recorded_as
 from preflop.transforms.chunked_loss import head_of, with_chunked_loss
+from preflop.transforms.in_backward import update_in_backward
 from preflop.transforms.offload import offload
+from preflop.transforms.optimizer import gradient_metas
 from preflop.transforms.recompute import recompute_at_any_size
 
 if TYPE_CHECKING:
@@ -189,14 +192,23 @@ class Accounts:
         if key not in self._known:
             subject = self._subject(choice)
             if choice.loss_chunks > 1:
-                whole = self._tape(choice.but(loss_chunks=1))
-                self._known[key] = in_chunks(whole, subject, choice.loss_chunks)
+                self._known[key] = self._in_chunks(choice, subject)
             elif choice.offload:
                 self._known[key] = offloaded(subject, self._annotated_of(choice.but(offload=False)))
             else:
                 found = shipped_of(subject) or self._recomputed(choice)
                 self._known[key] = found or tape_of_subject(subject)
         return self._known[key]
+
+    def _in_chunks(self, choice: Choice, subject: Subject) -> Tape:
+        """The tape of a choice whose loss is made in chunks. Updates in backward stand between the loss's
+        gradients, so they are moved there afterwards."""
+        spec = subject.optimizer
+        if not isinstance(spec, OptimizerSpec) or not spec.in_backward:
+            return in_chunks(self._tape(choice.but(loss_chunks=1)), subject, choice.loss_chunks)
+        at_end = choice.but(optimizer=spec.name.removesuffix(IN_BACKWARD))
+        whole = self._tape(at_end.but(loss_chunks=1))
+        return updated_in_backward(in_chunks(whole, self._subject(at_end), choice.loss_chunks), subject)
 
     def _recomputed(self, choice: Choice) -> Tape | None:
         """The tape of a choice that recomputes, from that of the one that does not; None where it must be
@@ -278,6 +290,24 @@ def in_chunks(tape: Tape, subject: Subject, chunks: int) -> Tape:
     from preflop.record.loss_tape import record_loss
 
     return with_chunked_loss(tape, record_loss(subject, head, chunks=chunks))
+
+
+def updated_in_backward(tape: Tape, subject: Subject) -> Tape:
+    """The tape of a step with its updates at the end, moved into backward.
+
+    Args:
+        subject: with the optimizer in backward.
+
+    Raises:
+        BadSubject: the tape has several microbatches, or uses gradients otherwise; the reason says which.
+    """
+    from preflop.record.optimizer_tape import record_optimizer
+
+    update = record_optimizer(subject, tape.parameters, gradient_metas(tape))
+    try:
+        return update_in_backward(tape, update, name=subject.optimizer_name or "")
+    except Refused as reason:
+        raise BadSubject(f"{subject.name} cannot be updated in backward: {reason}.") from reason
 
 
 def offloaded(subject: Subject, annotated: CutTape | None) -> Tape:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import preflop
-from preflop.choosing import in_chunks
+from preflop.choosing import Accounts, in_chunks
 from preflop.errors import BadSubject
 from preflop.folding import tape_of
 from preflop.ledgers.flops import flops_totals
@@ -80,6 +80,7 @@ def hold(monkeypatch: pytest.MonkeyPatch, name: str, head: str, options: dict, c
     make = with_such_a_loss(monkeypatch, name, head, chunks, next_token=found.next_token)
     recorded = tape_of(resolve(make, example_batch(facts, 2, None if facts.is_image else 32), **options))
     assert story(made) == story(recorded)
+    assert all(made.storages[info.storage].name == info.name for info in made.parameters)
     assert memory(made).at_peak == memory(recorded).at_peak
     assert memory(made).columns == memory(recorded).columns
     assert flops_totals(made) == flops_totals(recorded)
@@ -102,6 +103,28 @@ def test_chunked_equals_recorded_whole(
 ) -> None:
     """The same for more architectures and precisions."""
     hold(monkeypatch, name, head, options, chunks)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "optimizer", "options", "chunks"),
+    [
+        ("gpt2", "lm_head", "sgd", {"precision": "bf16-mixed", "device": "h100-sxm"}, 5),
+        ("bert-base", "head.decoder", "adamw", {}, 2),
+    ],
+)
+def test_updates_are_moved_into_backward_afterwards(
+    monkeypatch: pytest.MonkeyPatch, name: str, head: str, optimizer: str, options: dict, chunks: int
+) -> None:
+    """Chunked, then updated in backward == recorded with both; the head's gradient is there before backward is."""
+    size = {"batch_size": 2, "sequence_length": 32}
+    in_backward = f"{optimizer}-in-backward"
+    prices = Accounts(name, size, optimizer=in_backward, **options)
+    made = prices.account(prices.choice.but(loss_chunks=chunks)).tape
+    make = with_such_a_loss(monkeypatch, name, head, chunks, next_token=name == "gpt2")
+    recorded = tape_of(resolve(make, example_batch(find(name), 2, 32), optimizer=in_backward, **options))
+    assert story(made) == story(recorded)
+    assert all(made.storages[info.storage].name == info.name for info in made.parameters)
+    assert memory(made).at_peak == memory(recorded).at_peak
 
 
 def test_its_gradients_are_those_of_cross_entropy(monkeypatch: pytest.MonkeyPatch) -> None:

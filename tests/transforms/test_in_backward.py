@@ -41,6 +41,7 @@ def hold(name: str, optimizer: str, options: dict) -> None:
     update = record_optimizer(target, base.parameters, gradient_metas(base))
     made, recorded = update_in_backward(base, update, name=target.optimizer_name), tape_of(target)
     assert story(made) == story(recorded)
+    assert all(made.storages[info.storage].name == info.name for info in made.parameters)
     assert made.subject == recorded.subject
     assert memory(made).at_peak == memory(recorded).at_peak
     assert memory(made).columns == memory(recorded).columns

@@ -46,6 +46,7 @@ def hold(name: str, other: str, options: dict) -> None:
     update = record_optimizer(target, base.parameters, gradient_metas(base))
     made, recorded = with_optimizer(base, update, name=target.optimizer_name), tape_of(target)
     assert story(made) == story(recorded)
+    assert all(made.storages[info.storage].name == info.name for info in made.parameters)
     assert made.subject == recorded.subject
     assert memory(made).at_peak == memory(recorded).at_peak
     assert memory(made).columns == memory(recorded).columns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Hashable, Iterable, Iterator
 
-from preflop.tape.events import Role, Storage, Tape
+from preflop.tape.events import Call, Role, Storage, Tape
 
 BIRTH, CALL, DEATH, MARK = 0, 1, 2, 3
 
@@ -32,7 +32,8 @@ def retold(tape: Tape, events: Iterable[tuple[int, int]]) -> Tape:
             makes a storage among them).
     """
     storages = [dataclasses.replace(storage) for storage in tape.storages]
-    calls, marks = [], list(tape.marks)
+    calls: list[Call] = []
+    marks = list(tape.marks)
     places = {-1: -1}
     for tick, (kind, index) in enumerate(events, 1):
         if kind == CALL:

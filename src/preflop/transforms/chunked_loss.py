@@ -401,9 +401,13 @@ class _Replacing:
                     self._add_in_place(summed, index)
                 continue
             self._play(kind, index)
+        parameters = [
+            dataclasses.replace(info, storage=self.number[info.storage]) for info in self.tape.parameters
+        ]
         return dataclasses.replace(
             self.tape, signatures=self.signatures, calls=self.calls, storages=self.storages,
             sources=self.sources, marks=self.marks, assumptions=[*self.tape.assumptions, ASSUMPTION],
+            parameters=parameters,
         )  # fmt: skip
 
     def _play(self, kind: int, index: int) -> None:

@@ -88,6 +88,9 @@ class Splice:
             storages=self.storages,
             sources=self.sources,
             marks=self.marks,
+            parameters=[
+                dataclasses.replace(info, storage=self.old[info.storage]) for info in self.tape.parameters
+            ],
             assumptions=list(dict.fromkeys((*self.tape.assumptions, *self.update.assumptions))),
         )
 

@@ -6,11 +6,9 @@ the next forward; which calls run does not change, only when the gradients die.
 
 from __future__ import annotations
 
-import dataclasses
-
 from preflop.errors import PreflopError, unknown_name
-from preflop.tape.events import Mark, Role, Tape
-from preflop.tape.replay import CALL, DEATH, MARK, events_of
+from preflop.tape.events import Role, Tape
+from preflop.tape.replay import DEATH, MARK, events_of, retold
 
 WHEN = {
     "after_step": None,
@@ -52,22 +50,7 @@ def _moved(tape: Tape, place: str) -> Tape:
         if mark is not None and mark.name == place and mark.microbatch == 0:
             order.extend((DEATH, storage) for storage in held)
             held = []
-    return _renumbered(tape, order, held)
-
-
-def _renumbered(tape: Tape, order: list[tuple[int, int]], alive: list[int]) -> Tape:
-    """The tape with its events in the given order; `alive` outlive it."""
-    calls, marks = list(tape.calls), list[Mark](tape.marks)
-    storages = [dataclasses.replace(storage) for storage in tape.storages]
-    for tick, (kind, index) in enumerate(order, 1):
-        if kind == CALL:
-            calls[index] = dataclasses.replace(calls[index], tick=tick)
-        elif kind == MARK:
-            marks[index] = dataclasses.replace(marks[index], tick=tick)
-        elif kind == DEATH:
-            storages[index].died = tick
-        else:
-            storages[index].born = tick
-    for index in alive:
-        storages[index].died = None
-    return dataclasses.replace(tape, calls=calls, marks=marks, storages=storages)
+    moved = retold(tape, order)
+    for index in held:
+        moved.storages[index].died = None
+    return moved
