@@ -4,7 +4,7 @@ The tape knows what was asked for; CUDA's caching allocator rounds it, leaves re
 freed segments. Here the two meet: every birth and death of the recorded steps, from the parameters on, is
 replayed through `hardware.allocator`, with the workspaces that kernels and cuBLAS take beside them.
 
-May import: tape, ledgers, hardware, errors.
+May import: tape, ops, ledgers, hardware, errors.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from preflop.hardware.allocator import CachingAllocator, cublas_workspace_bytes
 from preflop.hardware.allocator_settings import AllocatorSettings
 from preflop.ledgers.memory import workspace_bytes
+from preflop.ops.collective import ALL_GATHER, REDUCE_SCATTER
 from preflop.tape.events import HOST, Phase, Role, Storage, Tape
 
 # Operators that cuBLAS runs: the first one on each thread takes that thread's workspace.
@@ -52,28 +53,47 @@ def device_memory(
     Counts: rounding to 512 bytes, remainders too small to split, segments that stay reserved, kernels'
     workspaces (`ops/workspace_cuda.py`), one cuBLAS workspace for the main thread and one for autograd's
     (handles are per thread, and workspaces stay: CublasHandlePool.cpp).
-    Does not count: the CUDA context, NCCL's buffers, memory of other streams.
+    What collectives of FSDP gather and receive is allocated on streams of their own, whose freed blocks no other
+    stream uses (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py; CUDACachingAllocator.cpp, L636).
+    Does not count: the CUDA context, NCCL's buffers, frees that wait for another stream (taken as immediate).
     """
-    allocator = CachingAllocator(settings)
+    streams = _streams(tape)
+    allocators = [CachingAllocator(settings) for _ in range(1 + max(streams.values(), default=0))]
     handles: dict[int, int] = {}
     last = tape.steps - 1
     steady = _steady_from(tape, last)
     peaks: dict[str, int] = {}
     phases = _PhaseAtTick(tape)
     for tick, index, size in _events(tape, cublas_workspace_bytes(capability)):
+        allocator = allocators[streams.get(index, 0)]
         if size < 0:
             allocator.free(handles.pop(index))
             continue
         handle = allocator.malloc(size)
         if tick >= steady:
             phase = phases.at(tick)
-            if allocator.allocated_bytes > peaks.get(phase, 0):
-                peaks[phase] = allocator.allocated_bytes
+            allocated = sum(one.allocated_bytes for one in allocators)
+            if allocated > peaks.get(phase, 0):
+                peaks[phase] = allocated
         if index == _TRANSIENT:
             allocator.free(handle)
         else:
             handles[index] = handle
-    return DeviceMemory(max(peaks.values(), default=0), allocator.peak_reserved_bytes, peaks)
+    reserved = sum(one.peak_reserved_bytes for one in allocators)
+    return DeviceMemory(max(peaks.values(), default=0), reserved, peaks)
+
+
+_OWN_STREAM = {ALL_GATHER: 1, REDUCE_SCATTER: 2}
+"""Collectives whose results are allocated on another stream than the step's, and its number."""
+
+
+def _streams(tape: Tape) -> dict[int, int]:
+    """Storage -> stream, of those that are not the step's own."""
+    return {
+        call.storages[-1]: _OWN_STREAM[op]
+        for call in tape.calls
+        if (op := tape.signatures[call.signature].op) in _OWN_STREAM
+    }
 
 
 _TRANSIENT = -1

@@ -12,6 +12,7 @@ from preflop.hardware.device import Device
 from preflop.published.rows import Row
 from preflop.subject import Subject
 from preflop.timing.collective import Collective, Ranks, Sharding
+from preflop.transforms.fully_sharded import Sharded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,8 @@ class Plan:
     """CUDA context that the source itself measured."""
     fused: bool = False
     """The step was compiled: element-wise chains are taken as one kernel each."""
+    fully_sharded: Sharded | None = None
+    """The memory is FSDP2's, over `ranks`."""
     settled: bool = False
     """What made the row's collectors doubt it (its grade) is settled by the source's own code."""
     fp8: bool = False

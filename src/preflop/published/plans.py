@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from preflop.errors import PreflopError
+from preflop.hardware.catalog import find as find_device
 from preflop.hardware.device import Device
 from preflop.published import fp8
 from preflop.published.conventions import Sizes, sizes_of
@@ -20,6 +21,7 @@ from preflop.published.plan import Plan, Shards, device_of
 from preflop.published.rows import CannotBuild, Row, Table, neusight_models
 from preflop.subject import Subject, resolve
 from preflop.timing.collective import GPUS_PER_NODE, Collective, Ranks, Sharding
+from preflop.transforms.fully_sharded import Sharded
 
 FP32, BF16 = "fp32", "bf16"
 
@@ -200,6 +202,7 @@ def _decoder(row: Row, precision: str, optimizer: str | None, *, fused_norms: bo
     device, why = device_of(row)
     if device is None and "h100" in row.text("gpu"):
         why = f"the catalog has no {row.text('gpu')}: its power limit sets clocks that nobody published"
+    rules = device or find_device("h100-sxm" if "h100" in row.text("gpu") else _A100)
     facts = _facts(row, sizes)
     recompute = _recompute(row)
 
@@ -223,10 +226,9 @@ def _decoder(row: Row, precision: str, optimizer: str | None, *, fused_norms: bo
     subject = resolve(
         model, data, optimizer=optimizer, precision=precision,
         recompute="none" if recompute is SAVES_HALF else recompute,
-        device=device.id if device else _A100,
+        device=rules.id,
     )  # fmt: skip
-    capability = device.compute_capability if device else None
-    key = ("decoder", sizes, batch, precision, optimizer, recompute, capability, fused_norms)
+    key = ("decoder", sizes, batch, precision, optimizer, recompute, rules.compute_capability, fused_norms)
     return Plan(
         key=key, subject=subject, device=device, no_time=why, kernels=_attention_kernel(row),
         microbatches=row.whole("grad_accum") or 1,
@@ -334,17 +336,16 @@ def _titan(row: Row) -> Plan:
 
     FSDP2 prefetches before a unit's gradients, copies gathered weights out twice (2 read, 2 written each) and
     gradients in while it casts them (2 and 4), and reduces in fp32 (torch/distributed/fsdp/_fully_shard,
-    `foreach_all_gather_copy_out`, `foreach_reduce`).
+    `foreach_all_gather_copy_out`, `foreach_reduce`). The last block's weights are kept for backward
+    (torchtitan/parallelisms/parallelize_llama.py of 2024, `apply_fsdp`).
     """
     rules = _FullySharded(
         prefetches=True, reduced_bytes=4, copied_bytes=14, usual_link=_META_A100,
         usual="nodes of A100s joined by 200 Gbit/s per GPU, as Meta's are (arXiv 2307.09288, section 2.2.1)",
     )  # fmt: skip
     plan = _sharded(row, row.whole("dp") or row.needed("gpus"), rules, fused_norms=True)
-    return dataclasses.replace(
-        plan,
-        no_memory="FSDP's gathered layers in flight and torchtitan's list of saved operators are not built",
-    )
+    how = Sharded(keeps_last=True, kept_dtype="float32", reduced_dtype="float32", states=2)
+    return dataclasses.replace(plan, fully_sharded=how, memory="reserved")
 
 
 # Bytes per second and GPU between nodes, as sold.

@@ -16,6 +16,7 @@ from preflop.published.plans import Plan, plan_of
 from preflop.published.rows import CannotBuild, Row, Table
 from preflop.published.seconds import arithmetic_seconds, step_seconds
 from preflop.tape.events import Role, Tape
+from preflop.transforms.fully_sharded import fully_sharded
 from preflop.units import GIB
 
 MEMORY, STEP_TIME, UTILIZATION = "memory", "step_time", "mfu_recomputed"
@@ -223,6 +224,8 @@ def _first_line(error: BaseException) -> str:
 def memory_bytes(plan: Plan, tape: Tape) -> float:
     """The plan's reading of the tape, in bytes."""
     shared = _divided(plan, tape)
+    if plan.fully_sharded is not None:
+        shared = fully_sharded(shared, degree=plan.ranks.count, how=plan.fully_sharded)
     capability = (8, 0)
     if plan.subject.device != "cpu":
         from preflop.hardware.catalog import find
