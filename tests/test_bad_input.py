@@ -207,10 +207,18 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
         ["account", "gpt2", "--batch", "1", "--seq", "8", "--microbatches", "0"],
         ["--microbatches", "0"],
     ),
-    "two GPUs": (["account", "gpt2", "--batch", "1", "--seq", "8", "--gpus", "2"], ["2", "one device"]),
+    "two GPUs": (["account", "gpt2", "--batch", "1", "--seq", "8", "--gpus", "2"], ["gpus=2", "--shard"]),
+    "an unknown way to share": (
+        ["account", "gpt2", "--batch", "1", "--seq", "8", "--gpus", "2", "--shard", "zero9"],
+        ["zero9", "fsdp"],
+    ),
+    "an optimizer that parts cannot run": (
+        "account gpt2 --batch 1 --seq 8 --optimizer adafactor --gpus 2 --shard fsdp".split(),
+        ["adafactor", "--shard ddp"],
+    ),
     "sharding": (
         ["account", "gpt2", "--batch", "1", "--seq", "8", "--shard", "fsdp"],
-        ["fsdp", "one device"],
+        ["fsdp", "--gpus 8"],
     ),
     "NaN tokens": (
         [

@@ -62,6 +62,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hardware": set(),
     # Where a tape meets a device's allocator.
     "device_memory": COUNTS | {"hardware"},
+    # What `gpus=` and `shard=` say, applied to a tape.
+    "sharing": {"tape", "transforms", "optimizers"},
     "timing": COUNTS | FACTS | {"formulas", "hardware"},
     "plan": COUNTS | FACTS | {"formulas", "hardware", "timing", "transforms"},
     "accounting": COUNTS | FACTS | {"formulas", "hardware", "device_memory", "timing", "plan", "report"},
@@ -92,6 +94,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"subject", "record", "folding", "models", "measure", "accounting", "hardware", "timing", "report"},
     "integrations": COUNTS | FACTS | {"subject", "record", "models", "accounting", "measure", "trainer"},
     "api": COUNTS
+    | {"sharing"}
     | FACTS
     | {
         "subject",

@@ -85,6 +85,9 @@ class Memory:
     `torch.cuda.max_memory_allocated` reads. None on a CPU."""
     context_bytes: int | None = None
     """CUDA context and kernels, outside the allocator: measured, or a stand-in that assumptions name."""
+    communicator_bytes: int | None = None
+    """What NCCL holds for the ranks' collectives, outside the allocator: measured elsewhere, with bounds in the
+    assumptions. None without collectives."""
     fits: bool | None = None
     spare_bytes: int | None = None
     """Usable device memory minus what is needed; negative when it does not fit."""
@@ -102,10 +105,15 @@ class Memory:
 
     @property
     def needs_bytes(self) -> int:
-        """What `fits` is judged by: what the allocator reserves (the peak, where none was replayed) and the
-        context."""
+        """What `fits` is judged by: what the allocator reserves (the peak, where none was replayed), the
+        context, and NCCL."""
         reserved = self.peak_bytes if self.reserved_bytes is None else self.reserved_bytes
-        return reserved + (self.context_bytes or 0)
+        return reserved + self.outside_bytes
+
+    @property
+    def outside_bytes(self) -> int:
+        """What is held outside the allocator: the context and NCCL."""
+        return (self.context_bytes or 0) + (self.communicator_bytes or 0)
 
 
 @dataclass(frozen=True, slots=True)

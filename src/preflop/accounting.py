@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from preflop.account import Account as Figures
 from preflop.account import DeviceFacts, Flops, Memory, OperatorRow, Priced, Traffic
 from preflop.collection import collection_put_off
-from preflop.device_memory import device_memory
+from preflop.device_memory import COMMUNICATOR_BOUNDS_BYTES, communicator_bytes, device_memory
 from preflop.errors import PreflopError
 from preflop.hardware.allocator_settings import AllocatorSettings, BadAllocatorSetting
 from preflop.hardware.catalog import find
 from preflop.hardware.device import Device, MissingFigure
 from preflop.ledgers.births import born_bytes
+from preflop.ledgers.communication import communication
 from preflop.ledgers.copies import copies_ledger, copy_rows
 from preflop.ledgers.flops import FlopsTotals, flops_ledger, flops_totals
 from preflop.ledgers.host import host_memory
@@ -27,6 +28,7 @@ from preflop.ledgers.memory import memory, memory_ledger
 from preflop.ledgers.operators import operator_rows
 from preflop.ledgers.six_nd import differences, six_nd, step_tokens
 from preflop.ledgers.traffic import traffic_ledger
+from preflop.ops.collective import COLLECTIVES
 from preflop.ops.workspace_cuda import convolution_bounds
 from preflop.plan.evidence import evidence
 from preflop.plan.verdict import verdict
@@ -34,6 +36,7 @@ from preflop.precision import find_precision
 from preflop.tape.events import HOST
 from preflop.timing.link import beside_link
 from preflop.timing.pages import with_new_pages
+from preflop.timing.ranks import beside_collectives
 from preflop.timing.roofline import on_roofline
 from preflop.timing.step import NO_TIME, StepTime, step_time
 from preflop.timing.this import device_with_figures, recorded_as
@@ -216,8 +219,10 @@ def _timed(
 ) -> tuple[list[OperatorRow], StepTime]:
     """The operators with their times, longest first, and the step's time."""
     placed = [on_roofline(row, device, _tf32(tape)) for row in rows]
-    timed = step_time(placed, device, model_flops=flops.model, tokens=step_tokens(tape))
+    kernels = [place for place in placed if place.row.op not in COLLECTIVES]
+    timed = step_time(kernels, device, model_flops=flops.model, tokens=step_tokens(tape))
     timed = with_new_pages(timed, lambda size: born_bytes(tape, size), device)
+    timed = beside_collectives(timed, kernels, communication(tape), device)
     timed = beside_link(timed, host_memory(tape).link_bytes, device)
     ordered = sorted(
         (place.row for place in placed), key=lambda row: (-(row.time_s or 0.0), -row.flops, row.op)
@@ -242,7 +247,11 @@ def _on_device(tape: Tape, counted: Memory, device: Device) -> Memory:
         counted = dataclasses.replace(
             counted, allocated_bytes=held.allocated_bytes, reserved_bytes=held.reserved_bytes
         )
-    counted = dataclasses.replace(counted, context_bytes=_context_bytes(device))
+    ranks = None if capability is None else communication(tape).ranks
+    counted = dataclasses.replace(
+        counted, context_bytes=_context_bytes(device),
+        communicator_bytes=None if ranks is None else communicator_bytes(ranks),
+    )  # fmt: skip
     try:
         has = device.memory_bytes
     except MissingFigure:
@@ -258,7 +267,7 @@ def _expandable_spare_bytes(tape: Tape, counted: Memory, device: Device) -> int 
         return None
     settings = dataclasses.replace(AllocatorSettings.parse(device.alloc_conf), expandable_segments=True)
     held = device_memory(tape, device.compute_capability, settings=settings)
-    return device.memory_bytes - held.reserved_bytes - (counted.context_bytes or 0)
+    return device.memory_bytes - held.reserved_bytes - counted.outside_bytes
 
 
 def _context_bytes(device: Device) -> int | None:
@@ -283,6 +292,7 @@ def _assumptions(tape: Tape, totals: FlopsTotals, device: Device | None) -> list
         stands_in = _context_bytes(device)
         what = "fits counts none" if stands_in is None else f"the A100's {bytes_text(stands_in)} stands in"
         said.append(f"nobody measured what a context takes on {device.name}: {what}")
+    said.extend(_communicator(tape, device))
     said.extend(_convolution_workspace(tape, device))
     said.extend(_recorded_elsewhere(tape, device))
     return said
@@ -303,6 +313,18 @@ def _recorded_elsewhere(tape: Tape, device: Device | None) -> list[str]:
     if recorded_for in (device.id, device.name, recorded_as(device)):
         return []
     return [f"the calls are those that {recorded_for} runs, and {device.name} may run others"]
+
+
+def _communicator(tape: Tape, device: Device | None) -> list[str]:
+    """What is assumed of NCCL's memory, with bounds; nothing on one rank."""
+    ranks = communication(tape).ranks
+    if ranks is None or device is None or device.compute_capability is None:
+        return []
+    least, most = (bytes_text(bound) for bound in COMMUNICATOR_BOUNDS_BYTES)
+    return [
+        f"NCCL's buffers lie outside the allocator: {bytes_text(communicator_bytes(ranks))} for one group of ranks, as "
+        f"measured on A100s; between {least} and {most}, by channels, algorithms and release"
+    ]
 
 
 def _convolution_workspace(tape: Tape, device: Device | None) -> list[str]:

@@ -52,6 +52,9 @@ def account(
         keep_output: keep the output to the end of its microbatch, as loops that log it do.
         device: a name from `preflop hardware`, "cpu", or "this": this machine, once calibrated.
         alloc_conf: what PYTORCH_CUDA_ALLOC_CONF sets on a CUDA device, as "expandable_segments:True".
+        gpus: over how many devices the step is shared, each with a batch as given; then `shard` says how.
+        shard: "none", "ddp" (DistributedDataParallel), "fsdp" (fully_shard, block by block) or "zero2" (the same,
+            weights whole from forward to backward). The account is rank 0's.
 
     Returns:
         The account; `.show()` prints it, `.to_dict()` is the contract's JSON.
@@ -66,16 +69,17 @@ def account(
         384
     """
     from preflop.accounting import account_tape, find_device
+    from preflop.sharing import parse as parse_sharing
     from preflop.subject import resolve
     from preflop.timing.this import recorded_as
 
     target = find_device(device, alloc_conf)
+    sharing = parse_sharing(gpus, shard)
     subject = resolve(
         model, batch, loss=loss, optimizer=optimizer, precision=precision, microbatches=microbatches,
         recompute=recompute, keep_output=keep_output, device=recorded_as(target) if target else "cpu",
-        gpus=gpus, shard=shard,
     )
-    return account_tape(tape_of_subject(subject), target)
+    return account_tape(sharing.applied(tape_of_subject(subject)), target)
 
 
 def account_real(

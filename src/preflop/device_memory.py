@@ -24,6 +24,21 @@ _CUBLAS = frozenset(
 )
 _BACKWARD = (Phase.BACKWARD, Phase.RECOMPUTE)
 
+# What a first all_reduce on NCCL adds to an A100 with NVLink, for two ranks and for more.
+# Source: NVIDIA/nccl issue 964 (a communicator has two or three connections per channel, whatever the scale: 986).
+_COMMUNICATOR_OF_TWO_BYTES, _COMMUNICATOR_BYTES = 544 << 20, 688 << 20
+COMMUNICATOR_BOUNDS_BYTES = (544 << 20, 2 << 30)
+"""Least and most that people report for one group of ranks. Source: the same, and issue 864 (1.6 GB)."""
+
+
+def communicator_bytes(ranks: int) -> int:
+    """What NCCL holds on each device for one group of so many ranks.
+
+    >>> communicator_bytes(2) >> 20, communicator_bytes(64) >> 20
+    (544, 688)
+    """
+    return _COMMUNICATOR_OF_TWO_BYTES if ranks == 2 else _COMMUNICATOR_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:

@@ -153,8 +153,8 @@ def resolve(
 def _one_device(gpus: Any, shard: str) -> None:
     if whole("gpus", gpus) != 1 or shard != "none":
         raise NotYet(
-            f"gpus={gpus}, shard={shard!r}: this version prices one device.\n"
-            "  Leave both out (gpus=1, shard='none'); sharded runs come in a later version."
+            f"gpus={gpus}, shard={shard!r}: only `preflop account` prices several devices; this is for one device.\n"
+            "  Leave both out (gpus=1, shard='none')."
         )
 
 

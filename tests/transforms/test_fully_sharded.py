@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from math import prod
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -19,6 +17,9 @@ from preflop.ledgers.memory import memory
 from preflop.ops.collective import ALL_GATHER, REDUCE_SCATTER
 from preflop.tape.stack import Refused
 from preflop.transforms.fully_sharded import Sharded, blocks_of, fully_sharded
+from tests.transforms.ranks import peak_of_events, ranks
+
+__all__ = ["ranks"]
 
 
 class Block(nn.Module):
@@ -49,18 +50,6 @@ class Model(nn.Module):
 X = (16, 128)
 
 
-@pytest.fixture
-def ranks() -> Iterator[Any]:
-    """A process group of any size of which this process is rank 0; its collectives return at once."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    def start(count: int) -> None:
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
-
-    yield start
-    dist.destroy_process_group()
-
-
 def measured(count: int, microbatches: int, *, regathers: bool | None = None) -> int:
     """Peak of a third step of torch's FSDP2 on the CPU, in bytes."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -85,11 +74,7 @@ def measured(count: int, microbatches: int, *, regathers: bool | None = None) ->
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
-    changes = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
-    alive = peak = 0
-    for change in sorted(changes, key=lambda e: e.start_ns()):
-        alive += change.nbytes()
-        peak = max(peak, alive)
+    peak = peak_of_events(profiler)
     parts = [p.to_local() for p in model.parameters()]  # type: ignore[attr-defined]
     kept = sum(4 * part.numel() for part in parts)
     return 3 * kept + 4 * len(parts) + x.nbytes + peak  # with AdamW's two states and its counter of steps

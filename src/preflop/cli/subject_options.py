@@ -39,7 +39,7 @@ Recompute = Annotated[
 ]
 DeviceName = Annotated[str | None, typer.Option(help="A device of `preflop hardware`, or cpu (default).")]
 Gpus = Annotated[str | None, typer.Option(help="Number of GPUs (this version: 1).")]
-Shard = Annotated[str | None, typer.Option(help="How to shard (this version: none).")]
+Shard = Annotated[str | None, typer.Option(help="How to share it: ddp, zero2, fsdp.")]
 AllocConf = Annotated[
     str | None,
     typer.Option(

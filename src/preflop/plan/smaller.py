@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def room_bytes(memory: Memory) -> int:
-    """What a device that was found too small or large enough has beside the context."""
-    return memory.needs_bytes + (memory.spare_bytes or 0) - (memory.context_bytes or 0)
+    """What a device that was found too small or large enough has beside the context and NCCL."""
+    return memory.needs_bytes + (memory.spare_bytes or 0) - memory.outside_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ user a run. Figures of different sources are never pooled.
   whose softmax kept its input for backward (pytorch/pytorch#64000) and whose `zero_grad` freed nothing, on a V100.
   So built, eight of the nine readings that the page prints are within 0.4 %; fp16 at batch 4 is 3.7 % under: not
   known why.
+- torchtitan's memory is FSDP2's rules over our Llama, read from torch's source and held to its bytes; streams of their
+  own for what collectives allocate were put in when the two rows were 7.6 and 2.2 % under. Compiled rows are not built.
 - Student D's rows are predicted as they stand. They do not determine a figure to 3 %: whole numbers of "G" read from
   a plot (rounded or cut, of 2^30 or of 1e9: 13 stands for 13.0 to 14.0 of either), one mislabelled by its collectors'
   own note, and under bf16 a loop that is not published (36 for 32 in fp32 is what copies of the weights in bf16 take,

@@ -60,6 +60,7 @@ def _memory(memory: Memory) -> dict[str, Any]:
         "reserved_bytes": memory.reserved_bytes,
         "allocated_bytes": memory.allocated_bytes,
         "context_bytes": memory.context_bytes,
+        "communicator_bytes": memory.communicator_bytes,
         "fits": memory.fits,
         "spare_bytes": memory.spare_bytes,
         "expandable_spare_bytes": memory.expandable_spare_bytes,

@@ -291,6 +291,8 @@ def fits_sentence(account: Account) -> str | None:
     )
     if memory.context_bytes is not None:
         needs += f" + {bytes_text(memory.context_bytes)} for the context"
+    if memory.communicator_bytes is not None:
+        needs += f" + {bytes_text(memory.communicator_bytes)} for NCCL"
     has = f"{bytes_text(device.memory_bytes)} ({device.memory_basis})"
     if memory.fits:
         return f"Fits: {needs}, of {has}; {bytes_text(memory.spare_bytes)} to spare."

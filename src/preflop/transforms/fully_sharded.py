@@ -426,13 +426,8 @@ class _Sharding:
             return
         if call.phase in _BACKWARD and self._keeps_gradient(call):
             return
-        storages = tuple(self._now(number) for number in call.storages)
-        self.calls.append(dataclasses.replace(call, storages=storages, tick=self._next()))
-
-    def _now(self, number: int) -> int:
-        """Where the weight is while it is whole."""
-        unit = self.unit_of.get(number)
-        return number if unit is None else unit.whole.get(number, number)
+        # A weight stays the parameter that it is, whichever copy of it is read: ledgers ask which parameters work.
+        self.calls.append(dataclasses.replace(call, tick=self._next()))
 
     def _keeps_gradient(self, call: Call) -> bool:
         """Note a whole gradient that autograd stores, to be summed later; True where the call falls away because the

@@ -1,0 +1,37 @@
+"""A process group of any size in one process, and what a real step on it allocates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+
+@pytest.fixture
+def ranks() -> Iterator[Any]:
+    """Starts a group of so many ranks, of which this process is rank 0; its collectives return at once."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def start(count: int) -> None:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+
+    yield start
+    dist.destroy_process_group()
+
+
+def peak_of_events(profiler: Any) -> int:
+    """Most bytes that the profiled code held at once of what it allocated."""
+    return max(accumulate(_changes(profiler)), default=0)
+
+
+def left_by_events(profiler: Any) -> int:
+    """Bytes that the profiled code allocated and did not free."""
+    return sum(_changes(profiler))
+
+
+def _changes(profiler: Any) -> list[int]:
+    found = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return [e.nbytes() for e in sorted(found, key=lambda e: e.start_ns())]
