@@ -178,6 +178,19 @@ def test_a_reading_says_which_kernel_it_is(op: str, variants: set[str], tensors:
     assert (found[0].product == (32, 32, 32)) == (op == "aten.mm")
 
 
+def test_the_hosts_part_is_neither_lost_nor_doubled() -> None:
+    """Ten adds in 100 us, each 2 us at its smallest size: the host takes 8 us for each, the kernel's own are its own.
+    What was measured for more than half of the step is not taken off."""
+    from preflop.measure.calibrate import _Host, _launch_s
+
+    small = reading("aten.add", Family.ELEMENTWISE, 16, 192, 2e-6)
+    found = dataclasses.replace(MEASURED, readings=[*MEASURED.readings, small])
+    host = _Host(lambda: None, {"aten.add": 10}, [90e-6, 100e-6, 500e-6])
+    assert _launch_s(host, found) == pytest.approx(8e-6)
+    slow = dataclasses.replace(found, readings=[reading("aten.add", Family.ELEMENTWISE, 16, 192, 9e-6)])
+    assert _launch_s(host, slow) == pytest.approx(5e-6)
+
+
 def test_freed_memory_is_kept_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who set glibc's limits by the environment keeps them."""
     from preflop.measure.pages import keep_freed_memory
