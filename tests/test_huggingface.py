@@ -184,9 +184,9 @@ def test_rotary_positions_beyond_the_configuration_are_told(tmp_path, length, sa
 
 
 def test_what_sizes_do_not_describe(tmp_path):
-    """A speech model's batch must be given."""
+    """A batch of several choices a sample must be given."""
     with pytest.raises(BadSubject, match="--batch-from"):
-        preflop.account(written(tmp_path, CONFIGS["whisper"][0]), TEXT)
+        preflop.account(written(tmp_path, {**BERT, "architectures": ["BertForMultipleChoice"]}), TEXT)
 
 
 def test_token_labels_are_classes(tmp_path):

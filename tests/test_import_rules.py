@@ -29,7 +29,7 @@ TORCH_MODULES = {
     "preflop.published.staff",
 }
 # Outside of them torch may be imported by a function, when it is called, in these files only.
-TORCH_WHEN_CALLED = {"api", "subject", "huggingface", "cli", "published"}
+TORCH_WHEN_CALLED = {"api", "subject", "huggingface", "huggingface_batch", "cli", "published"}
 # Slow to import: never at the top of a module, so that commands that need none of them start quickly.
 HEAVY = {"torch", "transformers", "matplotlib", "jinja2", "ml_dtypes", "rich", "numpy", "einops", "jaxtyping"}
 HEAVY_ROOMS = TORCH_ROOMS
@@ -37,12 +37,13 @@ HEAVY_ROOMS = TORCH_ROOMS
 NUMPY_MODULES = {"preflop.ledgers.memory"}
 
 # What stands under everything: names, numbers and words.
-LEAVES = {"units", "errors", "quantity", "files", "strides", "collection"}
+LEAVES = {"axes", "units", "errors", "quantity", "files", "strides", "collection"}
 FACTS = {"precision", "optimizers", "dtypes", "recomputation"}
 COUNTS = {"tape", "ops", "ledgers", "account"}
 # Room -> the rooms it may import, beside itself and the leaves. Imports point left along the law:
 # subject -> record -> tape -> transforms -> ledgers -> timing -> plan -> report.
 MAY_IMPORT: dict[str, set[str]] = {
+    "axes": set(),
     "units": set(),
     "errors": set(),
     "quantity": set(),
@@ -69,7 +70,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "accounting": COUNTS | FACTS | {"formulas", "hardware", "device_memory", "timing", "plan", "report"},
     "report": COUNTS | FACTS | {"formulas", "hardware", "timing", "plan", "models", "accounting", "measure"},
     "models": set(),
-    "huggingface": {"subject", "models"},
+    "huggingface": {"subject", "models", "huggingface_batch"},
+    "huggingface_batch": set(),
     "subject": FACTS | {"models", "huggingface"},
     # ops: which kernel a call would take; hardware: what the target can run.
     "record": FACTS | {"subject", "tape", "models", "ops", "hardware"},
@@ -84,7 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"timing", "record", "folding", "recomputation"},
     "fitting": COUNTS
     | {"subject", "models", "plan", "tapes", "folding", "record", "accounting", "api", "transforms"}
-    | {"hardware", "timing"},
+    | {"hardware", "timing", "huggingface"},
     "tapes": FACTS | {"subject", "tape", "transforms", "models", "hardware", "record", "parametric"},
     "measure": COUNTS
     | FACTS

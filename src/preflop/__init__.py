@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from preflop.api import account_real as account_real
     from preflop.api import record as record
     from preflop.api import verify as verify
+    from preflop.axes import sized_batch as sized_batch
     from preflop.choosing import choices as choices
     from preflop.choosing import what_if as what_if
     from preflop.errors import PreflopError as PreflopError
@@ -46,6 +47,7 @@ _HOMES = {
     "account_real": "api.account_real",
     "record": "api.record",
     "verify": "api.verify",
+    "sized_batch": "axes.sized_batch",
     "choices": "choosing.choices",
     "what_if": "choosing.what_if",
     "PreflopError": "errors.PreflopError",

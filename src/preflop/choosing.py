@@ -7,12 +7,13 @@ called.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from preflop.account import Priced
 from preflop.accounting import CPU, Account, Counts, account_tape, count, find_device, priced_tape
 from preflop.api import shipped_of, tape_of_subject
+from preflop.axes import SEQ, Axis, size_batch
 from preflop.errors import BadSubject, PreflopError, described
 from preflop.hardware.device import Device
 from preflop.ledgers.flops import flops_totals
@@ -27,10 +28,10 @@ from preflop.plan.formulas import FormulaRow, formula_rows
 from preflop.plan.what_if import DEVICES_TRIED, SPLIT, WhatIf, check_split
 from preflop.plan.what_if import what_if as plan_what_if
 from preflop.recomputation import NONE
-from preflop.subject import RECOMPUTE, Subject, batch_sizes, resolve
+from preflop.subject import RECOMPUTE, Subject, needs_batch, resized, resolve
 from preflop.tape.events import Tape
 from preflop.tape.lives import plain
-from preflop.tape.sizes import Domain, NotPolynomial, ParametricTape
+from preflop.tape.sizes import NotPolynomial, ParametricTape, Span
 from preflop.tape.stack import Refused
 from preflop.tapes.choose import shipped_at_any_size
 from preflop.timing.this import recorded_as
@@ -43,61 +44,58 @@ from preflop.transforms.recompute import recompute_at_any_size
 if TYPE_CHECKING:
     from preflop.record.subject_tape import CutTape
 
-SubjectAt = Callable[[int, "int | None"], Subject]
+SubjectAt = Callable[..., Subject]
+"""The subject at a batch and a length along each axis."""
 
 
 def choices(
-    model: str,
+    model: Any,
+    batch: Any = None,
     *,
     recompute: str | Sequence[str] = RECOMPUTE,
     optimizer: Any = "adamw",
     precision: str = "fp32",
     device: str = "cpu",
 ) -> Choices:
-    """A named model ready to be priced at any batch, sequence, accumulation and recomputation.
-
-    Named, because batches of other sizes are made for it: a module or factory is priced one batch at a
-    time, with `preflop.account`.
+    """A model ready to be priced at any batch, lengths, accumulation and recomputation.
 
     Tapes that ship are taken (without torch); the others are recorded at a few small sizes.
 
     Args:
+        model: as for `preflop.account`.
+        batch: one that can be resized: sizes, for a config.json (`{"batch_size": 2, "source_length": 64,
+            "target_length": 64}`), or `preflop.sized_batch` for a module or a factory. A named model needs none.
         recompute: the mode or modes that will be asked for.
         device: whose kernels are recorded, and whose rates give the time.
 
     Raises:
-        PreflopError: a name that is not known.
+        PreflopError: a name that is not known; a batch of one size.
         NotPolynomial: sizes of the step are no polynomials; record each size by itself.
     """
-    if not isinstance(model, str):
+    if batch is None and isinstance(model, str) and known(model):
+        regime = find(model).regimes[0]
+        batch = size_batch(regime, _ANY_BATCH, [_ANY_LENGTH] * len(regime))
+    if batch is None:
         raise BadSubject(
-            f"choices are of a named model, for which batches of other sizes can be made, and not of "
-            f"{described(model)}.\n"
-            "  Give a name of `preflop models`; price a module or a factory one batch at a time, with "
-            "preflop.account."
+            f"choices are made of batches of many sizes, and {described(model)} does not say how one is made.\n"
+            "  Name a model of `preflop models`, or give a batch that can be resized: sizes for a config.json, "
+            "preflop.sized_batch(make, batch=2, ...) for a module or a factory."
         )
     modes = (recompute,) if isinstance(recompute, str) else recompute
     target = find_device(device)
-    facts = find(model)
-    kernels = _recorded_for(target)
-    regimes = _regimes(facts)
+    common = {"optimizer": optimizer, "precision": precision, "device": _recorded_for(target)}
 
-    def subject_at(mode: str) -> SubjectAt:
-        def at(batch: int, seq: int | None) -> Subject:
-            size = {"batch_size": batch} | ({} if seq is None else {"sequence_length": seq})
-            return resolve(
-                facts.name, size, recompute=mode, optimizer=optimizer, precision=precision, device=kernels
-            )
-
-        return at
+    def family(mode: str) -> Family:
+        return family_of(model, batch, {**common, "recompute": mode}, "choices")
 
     def recorded(mode: str, *, lives: bool = False) -> list[ParametricTape]:
-        return _recorded(subject_at(mode), regimes, has_sequence=not facts.is_image, lives=lives)
+        found = family(mode)
+        return _recorded(found.subject_at, found.regimes, lives=lives)
 
     tapes: dict[str, list[ParametricTape]] = {}
     annotated: list[ParametricTape] = []
     for mode in modes:
-        shipped = shipped_at_any_size(subject_at(mode)(2, None if facts.is_image else 128))
+        shipped = shipped_at_any_size(family(mode).subject)
         if shipped:
             tapes[mode] = shipped
             continue
@@ -109,22 +107,59 @@ def choices(
     return Choices(tapes, device=target)
 
 
+_ANY_BATCH, _ANY_LENGTH = 2, 128
+"""A size at which a named model is asked for, to find what ships of it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Family:
+    """A subject, and the same at other sizes."""
+
+    subject: Subject
+    subject_at: SubjectAt
+
+    @property
+    def regimes(self) -> tuple[tuple[Axis, ...], ...]:
+        """Its axes, for each stretch of lengths with one structure."""
+        return self.subject.regimes
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes that were asked for."""
+        assert self.subject.sizes is not None
+        return self.subject.sizes
+
+
+def family_of(model: Any, batch: Any, options: dict[str, Any], who: str) -> Family:
+    """The subject of `preflop.account`'s arguments, and the same at other sizes.
+
+    Args:
+        who: what needs other sizes, for the message.
+
+    Raises:
+        BadSubject: the batch is data of one size.
+    """
+    subject = resolve(model, batch, **options)
+    if subject.sizes is None:
+        raise BadSubject(
+            f"{who} need a batch whose sizes can be changed.\n"
+            "  Name a model of `preflop models` or a config.json, with --batch (and --seq); or give --batch-from a "
+            "function with parameters batch, seq, source, target or frames (in Python: preflop.sized_batch)."
+        )
+    axes = subject.regimes[0]
+
+    def subject_at(size: int, *lengths: int) -> Subject:
+        return resolve(model, resized(batch, axes, size, lengths), **options)
+
+    return Family(subject, subject_at)
+
+
 def _recorded(
-    subject_at: SubjectAt,
-    regimes: list[tuple[int, int | None]],
-    *,
-    has_sequence: bool,
-    lives: bool = False,
+    subject_at: SubjectAt, regimes: Iterable[tuple[Axis, ...]], *, lives: bool = False
 ) -> list[ParametricTape]:
     from preflop.parametric import parametric_tapes
 
-    return [
-        tape
-        for after, most in regimes
-        for tape in parametric_tapes(
-            subject_at, has_sequence=has_sequence, after=after, most_seq=most, lives=lives
-        )
-    ]
+    return [tape for axes in regimes for tape in parametric_tapes(subject_at, axes=axes, lives=lives)]
 
 
 class Accounts:
@@ -139,10 +174,12 @@ class Accounts:
         alloc_conf = options.pop("alloc_conf", "")
         self._model, self._batch, self._options = model, batch, options
         target = find_device(options.get("device", CPU), alloc_conf)
-        sizes = batch_sizes(batch) if isinstance(model, str) and batch is not None else None
-        batch_size, seq = sizes or (None, None)
+        subject = resolve(model, batch, **{**options, "device": CPU})
+        self._axes = subject.regimes[0] if subject.regimes else ()
+        self._sizes = subject.sizes
         self.choice = Choice(
-            batch=batch_size, seq=seq, microbatches=options.get("microbatches", 1),
+            batch=None if subject.sizes is None else subject.sizes[0], seq=_sequence(subject),
+            microbatches=options.get("microbatches", 1),
             recompute=options.get("recompute", "none"), precision=options.get("precision", "fp32"),
             optimizer=options.get("optimizer", "adamw"), device=CPU if target is None else target.id,
             alloc_conf=alloc_conf,
@@ -244,10 +281,9 @@ class Accounts:
 
     def _subject(self, choice: Choice) -> Subject:
         batch = self._batch
-        if choice.batch is not None:
-            batch = {"batch_size": choice.batch}
-            if choice.seq is not None:
-                batch["sequence_length"] = choice.seq
+        if choice.batch is not None and self._sizes is not None:
+            lengths = self._sizes[1:] if choice.seq is None else (choice.seq,)
+            batch = resized(batch, self._axes, choice.batch, lengths)
         changed = {
             "microbatches": choice.microbatches, "recompute": choice.recompute, "precision": choice.precision,
             "optimizer": choice.optimizer, "device": _recorded_for(find_device(choice.device)),
@@ -261,6 +297,12 @@ class Accounts:
         kernels: Any = CPU if target is None else target.compute_capability or target.id
         precision = "fp32" if choice.precision == "tf32" else choice.precision
         return choice.but(device="", alloc_conf="", precision=precision), kernels
+
+
+def _sequence(subject: Subject) -> int | None:
+    """The sequence length of a subject whose one length that is."""
+    one = subject.sizes is not None and [axis.name for axis in subject.regimes[0]] == [SEQ]
+    return subject.sizes[1] if one and subject.sizes is not None and len(subject.sizes) > 1 else None
 
 
 def _recorded_for(target: Device | None) -> str:
@@ -373,61 +415,65 @@ class Formulas:
     """The model's sizes by name."""
     holds: str
     """Where the formulas hold, in words."""
+    letters: dict[str, str]
+    """What each letter but B, the batch, stands for."""
 
 
 def formulas(model: Any, batch: Any, **options: Any) -> Formulas:
-    """The operators of a step as formulas in batch and sequence length.
+    """The operators of a step as formulas in batch and the lengths of its axes.
 
     Args:
-        model: a name of `preflop models` or a configuration; `batch` its sizes; the rest as for
-            `preflop.account`.
+        model: as for `preflop.account`; so is the rest.
+        batch: sizes, or `preflop.sized_batch`.
 
     Raises:
-        BadSubject: a model whose batch has no sizes to be written as letters.
+        BadSubject: a batch whose sizes cannot be written as letters.
         PreflopError: sizes of the step are no polynomials, or something about the arguments.
     """
-    sizes = batch_sizes(batch) if isinstance(model, str) and batch is not None else None
-    if sizes is None:
-        raise BadSubject(
-            "formulas need a batch whose sizes can be changed.\n"
-            "  Name a model of `preflop models` or a config.json, with --batch (and --seq)."
-        )
     target = find_device(options.pop("device", CPU), options.pop("alloc_conf", ""))
     microbatches = options.pop("microbatches", 1)
-    name = _recorded_for(target)
-
-    def subject_at(size: int, seq: int | None) -> Subject:
-        chosen = {"batch_size": size} | ({} if seq is None else {"sequence_length": seq})
-        return resolve(model, chosen, device=name, **options)
-
-    facts = find(model) if known(model) else None
-    subject = subject_at(*sizes)
-    tapes = shipped_at_any_size(subject)
-    if not any(tape.domain.holds(*sizes) for tape in tapes):
-        regime = next(r for r in _regimes(facts) if r[1] is None or (sizes[1] or 0) <= r[1])
+    if batch is None:
+        raise needs_batch()
+    family = family_of(model, batch, {**options, "device": _recorded_for(target)}, "formulas")
+    sizes, name = family.sizes, family.subject.name
+    tapes = shipped_at_any_size(family.subject)
+    if not any(tape.holds(*sizes) for tape in tapes):
         try:
-            tapes = _recorded(subject_at, [regime], has_sequence=sizes[1] is not None)
+            tapes = _recorded(family.subject_at, [_regime(family)])
         except (NotPolynomial, Refused) as reason:
-            raise BadSubject(f"{model} has no formulas in batch and sequence: {reason}.") from reason
-    fitting = [tape for tape in tapes if tape.domain.holds(*sizes)]
-    if not fitting:
-        where = " or ".join(_domain_words(tape.domain) for tape in tapes)
+            raise BadSubject(f"{name} has no formulas in its sizes: {reason}.") from reason
+    tape = next((tape for tape in tapes if tape.holds(*sizes)), None)
+    if tape is None:
+        where = " or ".join(_domain_words(tape) for tape in tapes)
+        asked = ParametricTape.asked(sizes[0], **_named_lengths(family))
         raise BadSubject(
-            f"the formulas of {model} hold at {where}, and not at batch {sizes[0]}, sequence {sizes[1]}.\n"
-            "  Ask at a size where they hold."
+            f"the formulas of {name} hold at {where}, and not at {asked}.\n  Ask at a size where they hold."
         )
+    steps = tape.steps(*sizes[1:])
+    assert steps is not None, "it holds the size"
+    facts = find(model) if isinstance(model, str) and known(model) else None
     names = {} if facts is None else _size_names(facts)
-    rows = formula_rows(Evaluator(fitting[0]).rows(microbatches), *sizes, names)
-    return Formulas(tuple(rows), names, _domain_words(fitting[0].domain))
+    rows = formula_rows(Evaluator(tape).rows(microbatches), (sizes[0], *steps), names, tape.axes)
+    letters = {axis.letter: axis.words for axis in tape.axes}
+    return Formulas(tuple(rows), names, _domain_words(tape), letters)
 
 
-def _regimes(facts: ModelFacts | None) -> list[tuple[int, int | None]]:
-    """(after, most): sequence lengths up to the window, and beyond it."""
-    if facts is None:
-        return [(0, None)]
-    if facts.window is not None and facts.window < (facts.max_positions or 0):
-        return [(0, facts.window), (facts.window, facts.max_positions)]
-    return [(0, facts.max_positions)]
+def _regime(family: Family) -> tuple[Axis, ...]:
+    """The axes for the stretch of lengths that the family's own are in: the first whose ends they do not pass,
+    else the last."""
+    lengths = family.sizes[1:]
+    return next(
+        (
+            axes
+            for axes in family.regimes
+            if all(axis.most is None or length <= axis.most for axis, length in zip(axes, lengths))
+        ),
+        family.regimes[-1],
+    )
+
+
+def _named_lengths(family: Family) -> dict[str, int]:
+    return {axis.name: length for axis, length in zip(family.regimes[0], family.sizes[1:])}
 
 
 def _size_names(facts: ModelFacts) -> dict[str, int]:
@@ -435,10 +481,21 @@ def _size_names(facts: ModelFacts) -> dict[str, int]:
     return {name: getattr(facts, name) for name in names if getattr(facts, name) is not None}
 
 
-def _domain_words(domain: Domain) -> str:
+def _domain_words(tape: ParametricTape) -> str:
+    """Where a tape holds.
+
+    >>> span = Span(2, 512)
+    >>> axes = (Axis("source"), Axis("frames", unit=320, rest=80))
+    >>> _domain_words(ParametricTape(Tape(), (), axes=axes, domain=Domain(2, None, (span, Span(2)))))
+    'B >= 2, 2 <= source <= 512, 2 <= F with F = (frames - 80) / 320'
+    """
+    domain = tape.domain
     batch = f"B >= {domain.least_batch}" if domain.most_batch is None else f"B = {domain.most_batch}"
-    if domain.least_seq is None:
-        return batch
-    most = "" if domain.most_seq is None else f" <= {domain.most_seq}"
-    multiple = "" if domain.seq_multiple == 1 else f", a multiple of {domain.seq_multiple}"
-    return f"{batch}, {domain.least_seq} <= S{most}{multiple}"
+    return ", ".join([batch, *(_span_words(axis, span) for axis, span in zip(tape.axes, domain.spans))])
+
+
+def _span_words(axis: Axis, span: Span) -> str:
+    most = "" if span.most is None else f" <= {span.most}"
+    multiple = "" if span.multiple == 1 else f", a multiple of {span.multiple}"
+    meant = "" if axis.unit == 1 else f" with {axis.letter} = {axis.words}"
+    return f"{span.least} <= {axis.letter}{most}{multiple}{meant}"

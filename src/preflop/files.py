@@ -25,7 +25,7 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
     try:
         if os.path.isdir(target):
             raise IsADirectoryError(21, "it is a folder")
-        if os.path.exists(target) and not stat.S_ISREG(os.stat(target).st_mode):
+        if _is_special(target):
             with open(target, "wb", buffering=0) as stream:
                 stream.write(content)
         else:
@@ -35,6 +35,33 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
             f"cannot write {os.fspath(path)}: {error.strerror or error}.\n"
             "  Nothing was written. Name a file in a folder that exists, may be written to and has room."
         ) from error
+
+
+def check_can_write(path: str | os.PathLike[str]) -> None:
+    """Refuse what `write_atomically` would, as far as it can be seen before anything is written.
+
+    Raises:
+        BadFile: the folder is missing or may not be written to, or the path is a folder.
+    """
+    target = os.path.realpath(path)
+    folder = os.path.dirname(target)
+    if os.path.isdir(target):
+        reason = "it is a folder"
+    elif not os.path.isdir(folder):
+        reason = f"there is no folder {folder}"
+    elif not os.access(target if _is_special(target) else folder, os.W_OK):
+        reason = "permission denied"
+    else:
+        return
+    raise BadFile(
+        f"cannot write {os.fspath(path)}: {reason}.\n"
+        "  Nothing was recorded. Name a file in a folder that exists and may be written to."
+    )
+
+
+def _is_special(target: str) -> bool:
+    """Whether a path exists and is no regular file."""
+    return os.path.exists(target) and not stat.S_ISREG(os.stat(target).st_mode)
 
 
 def _replace(target: str, content: bytes) -> None:

@@ -14,12 +14,13 @@ from typing import Any
 
 from preflop.accounting import memory_of
 from preflop.api import tape_of_subject
-from preflop.errors import BadSubject
+from preflop.axes import KEYS, SEQ, Axis, axes_of_function, lengths_of, size_batch, sized_batch
+from preflop.errors import BadSubject, described
 from preflop.hardware.device import Device
 from preflop.models.catalog import ModelFacts, find, known
 from preflop.models.family import head_step, members, with_heads, with_layers
 from preflop.plan.fit import Answer, Largest, Need, What, largest, largest_batch, need_of
-from preflop.subject import Layers, Subject, read_json, resolve
+from preflop.subject import Layers, Subject, resolve
 from preflop.tape.events import Tape
 from preflop.tape.stack import RECORDED, Refused, Stack
 from preflop.tapes.choose import shipped_at_any_size
@@ -32,32 +33,35 @@ MOST_HEADS = 4096
 
 
 def fit_model(
-    model: str,
+    model: Any,
     *,
     device: str,
     batch: int | None = None,
-    seq: int | None = None,
     what: Sequence[What] = tuple(What),
     alloc_conf: str = "",
+    batch_from: Callable[..., Any] | None = None,
     progress: Callable[[str], None] | None = None,
     **options: Any,
 ) -> list[Answer]:
     """For each kind, the largest that fits on the device where one more does not.
 
     Args:
-        model: a name of `preflop models`, or a config.json (batch and sequence only).
+        model: a name of `preflop models`; of a config.json, or a factory with `batch_from`, batch and lengths only.
         batch: held fixed for all but the batch; None: 1.
-        seq: held fixed for all but the sequence; None: as long as the model's positions.
+        batch_from: makes a factory's batch at any size (see `preflop.sized_batch`).
         what: the kinds; those that the model has none of are left out if all are asked for.
         alloc_conf: what PYTORCH_CUDA_ALLOC_CONF sets on the device.
         progress: is told what is being priced.
-        options: as for `preflop.account`.
+        options: lengths by the names of their axes (seq, source, target, frames), each held fixed for all but
+            itself, by default as long as the model has positions; the rest as for `preflop.account`.
 
     Raises:
         PreflopError: something about the arguments; the message says what to do.
     """
     target = device_with_figures(device).with_alloc_conf(alloc_conf)
-    search = _Search(model, target, batch, seq, options, progress or (lambda words: None))
+    lengths = {name: options.pop(name) for name in KEYS if options.get(name) is not None}
+    rest = {name: value for name, value in options.items() if name not in KEYS}
+    search = _Search(model, target, batch or 1, lengths, batch_from, rest, progress or (lambda words: None))
     kinds = [kind for kind in what if len(what) < len(What) or search.has(kind)]
     return [search.answer(kind) for kind in kinds]
 
@@ -65,37 +69,53 @@ def fit_model(
 class _Search:
     def __init__(
         self,
-        model: str,
+        model: Any,
         device: Device,
-        batch: int | None,
-        seq: int | None,
+        batch: int,
+        lengths: dict[str, int],
+        batch_from: Callable[..., Any] | None,
         options: dict[str, Any],
         progress: Callable[[str], None],
     ) -> None:
         self.model, self.device, self.options, self.progress = model, device, options, progress
-        _check_sizes_can_change(model)
-        self.facts: ModelFacts | None = find(model) if known(model) or not _is_config(model) else None
-        self.positions = self.facts.max_positions if self.facts else _positions(model)
-        self.is_image = self.facts is not None and self.facts.is_image
-        self.batch = batch or 1
-        self.seq = None if self.is_image else seq or self.positions
-        if self.is_image and seq is not None:
-            raise BadSubject(f"{model} reads images and has no sequence: leave --seq out.")
+        self.batch, self.batch_from = batch, batch_from
+        self.facts: ModelFacts | None = None
+        self.axes = self._axes()
+        self.name = model if isinstance(model, str) else getattr(model, "__qualname__", type(model).__name__)
+        if SEQ not in lengths:
+            lengths = {axis.name: axis.most for axis in self.axes if axis.most is not None} | lengths
+        self.lengths = lengths_of(self.axes, lengths, self.name)
+
+    def _axes(self) -> tuple[Axis, ...]:
+        """What the model can be resized along, beside its batch.
+
+        Raises:
+            BadSubject: batches of other sizes cannot be made.
+        """
+        if self.batch_from is not None:
+            return axes_of_function(self.batch_from)
+        _check_sizes_can_change(self.model)
+        if not known(self.model) and _is_config(self.model):
+            from preflop.huggingface import config_axes
+
+            return config_axes(Path(self.model))
+        self.facts = find(self.model)
+        return () if self.facts.is_image else (Axis(SEQ, self.facts.max_positions),)
 
     def has(self, kind: What) -> bool:
         """Whether the model has such a size at all."""
-        if kind is What.BATCH:
-            return True
-        if kind is What.SEQ:
-            return not self.is_image
+        if kind.value in KEYS:
+            return kind is What.BATCH or kind.value in [axis.name for axis in self.axes]
         if self.facts is None or (kind is What.WIDTH and self.facts.heads is None):
             return False
         return kind is What.MEMBER or self.facts.equal_blocks
 
     def answer(self, kind: What) -> Answer:
+        """The largest of that kind that fits."""
+        if kind.value in KEYS and kind is not What.BATCH:
+            return self._longest(kind)
         return {
             What.BATCH: self._batch,
-            What.SEQ: self._seq,
             What.DEPTH: self._depth,
             What.WIDTH: self._width,
             What.MEMBER: self._member,
@@ -105,27 +125,32 @@ class _Search:
 
     def _batch(self) -> Answer:
         def need(batch: int) -> Need:
-            return self._need(batch, self._subject(batch, self.seq), f"a batch of {batch}")
+            return self._need(batch, self._subject(batch, self.lengths), f"a batch of {batch}")
 
         return Answer(What.BATCH, largest_batch(need), self._at(with_batch=False))
 
-    def _seq(self) -> Answer:
-        if self.is_image:
-            raise BadSubject(f"{self.model} reads images and has no sequence: leave --what seq out.")
+    def _longest(self, kind: What) -> Answer:
+        names = [axis.name for axis in self.axes]
+        if kind.value not in names:
+            has = ", ".join(["batch", *names])
+            raise BadSubject(f"{self.name} has no {kind.value} to search.\n  Leave it out of --what; it has: {has}.")
+        index = names.index(kind.value)
+        axis, words = self.axes[index], "sequence" if kind is What.SEQ else kind.value
 
-        def need(seq: int) -> Need:
-            return self._need(seq, self._subject(self.batch, seq), f"a sequence of {seq}")
+        def need(length: int) -> Need:
+            lengths = tuple(length if n == index else one for n, one in enumerate(self.lengths))
+            return self._need(length, self._subject(self.batch, lengths), f"a {words} of {length}")
 
-        found = largest(need, most=self.positions, last_first=True)
-        limit = "" if found.one_more is not None else f"{self.model} has {self.positions} positions"
-        return Answer(What.SEQ, found, f"batch {self.batch}", limit)
+        found = largest(need, least=axis.least, step=axis.unit, most=axis.most, last_first=True)
+        limit = "" if found.one_more is not None else f"{self.name} has {axis.most} positions"
+        return Answer(kind, found, self._at(without=kind.value), limit)
 
     # -- sizes of the model ----------------------------------------------------------------------
 
     def _depth(self) -> Answer:
         facts = self._named(What.DEPTH)
         with_layers(facts, facts.layers)
-        subject = self._subject(self.batch, self.seq)
+        subject = self._subject(self.batch, self.lengths)
         cut = self._cut(subject)
         period = 1 if cut is None else cut[1].period
 
@@ -149,7 +174,7 @@ class _Search:
     def _width(self) -> Answer:
         facts = self._named(What.WIDTH)
         step = head_step(facts)
-        subject = self._subject(self.batch, self.seq)
+        subject = self._subject(self.batch, self.lengths)
 
         def need(heads: int) -> Need:
             member = with_heads(facts, heads)
@@ -162,11 +187,11 @@ class _Search:
 
     def _member(self) -> Answer:
         facts = self._named(What.MEMBER)
-        family = members(facts, self.seq)
+        family = members(facts, self.lengths[0] if self.lengths else None)
 
         def need(number: int) -> Need:
             name = family[number - 1].name
-            size = self._size(self.batch, self.seq)
+            size = size_batch(self.axes, self.batch, self.lengths)
             subject = resolve(name, size, device=recorded_as(self.device), **self.options)
             return self._need(number, subject, name, said=name)
 
@@ -183,12 +208,13 @@ class _Search:
     def _priced(self, size: int, tape: Tape, said: str = "") -> Need:
         return need_of(size, memory_of(tape, self.device), tape.parameters, words=said)
 
-    def _subject(self, batch: int, seq: int | None) -> Subject:
-        return resolve(self.model, self._size(batch, seq), device=recorded_as(self.device), **self.options)
-
-    @staticmethod
-    def _size(batch: int, seq: int | None) -> dict[str, int]:
-        return {"batch_size": batch} | ({} if seq is None else {"sequence_length": seq})
+    def _subject(self, batch: int, lengths: tuple[int, ...]) -> Subject:
+        if self.batch_from is None:
+            made: Any = size_batch(self.axes, batch, lengths)
+        else:
+            named = {axis.name: length for axis, length in zip(self.axes, lengths)}
+            made = sized_batch(self.batch_from, batch=batch, **named)
+        return resolve(self.model, made, device=recorded_as(self.device), **self.options)
 
     @staticmethod
     def _as(subject: Subject, facts: ModelFacts) -> Subject:
@@ -205,8 +231,8 @@ class _Search:
         """The tape whose blocks are all of one stack, cut down, and that stack; None where there is none."""
         facts = self._named(What.DEPTH)
         for parametric in shipped_at_any_size(subject) if subject.microbatches == 1 else ():
-            if parametric.domain.holds(self.batch, self.seq):
-                return _whole_stack(parametric.at(self.batch, self.seq), parametric.stacks, facts.layers)
+            if parametric.holds(self.batch, *self.lengths):
+                return _whole_stack(parametric.at(self.batch, *self.lengths), parametric.stacks, facts.layers)
         from preflop.folding import PERIODS
         from preflop.record.subject_tape import record_cut
 
@@ -230,10 +256,11 @@ class _Search:
             )
         return self.facts
 
-    def _at(self, *, with_batch: bool = True) -> str:
+    def _at(self, *, with_batch: bool = True, without: str = "") -> str:
         parts = [f"batch {self.batch}"] if with_batch else []
-        if self.seq is not None:
-            parts.append(f"{self.seq} positions")
+        for axis, length in zip(self.axes, self.lengths):
+            if axis.name != without:
+                parts.append(f"{length} positions" if axis.name == SEQ else f"{axis.name} {length}")
         return ", ".join(parts)
 
 
@@ -254,31 +281,23 @@ def _build(facts: ModelFacts) -> Any:
     return build(facts)
 
 
-def _check_sizes_can_change(model: str) -> None:
+def _check_sizes_can_change(model: Any) -> None:
     """Refuse what makes one batch, before it is taken for a misspelt name.
 
     Raises:
         BadSubject: a factory or a recording.
     """
-    what = "a recording" if model.endswith(".tape") else "a factory" if ":" in model or model.endswith(".py") else ""
-    if what and not known(model):
+    if isinstance(model, str) and model.endswith(".tape"):
+        raise BadSubject(f"{model} is a recording of one size.\n  Name the model that was recorded.")
+    named = isinstance(model, str) and (known(model) or not (":" in model or model.endswith(".py")))
+    if not named:
         raise BadSubject(
-            f"{model} is {what}, and fit makes batches of other sizes itself: it needs a named model or a "
-            "config.json.\n"
-            "  Name a model of `preflop models`, or price the factory at one batch after another with "
-            "`preflop account`."
+            f"{described(model)} is no named model, and fit makes batches of other sizes itself.\n"
+            "  Give --batch-from a function with parameters batch, seq, source, target or frames; or name a model of "
+            "`preflop models` or a config.json."
         )
 
 
 def _is_config(model: str) -> bool:
     path = Path(model)
     return path.is_dir() or path.suffix == ".json"
-
-
-def _positions(model: str) -> int | None:
-    """The longest sequence that a Hugging Face configuration allows; None where it does not say."""
-    path = Path(model)
-    fields = read_json(path / "config.json" if path.is_dir() else path)
-    inner = fields.get("text_config") or fields
-    found = inner.get("max_position_embeddings") or inner.get("n_positions")
-    return found if isinstance(found, int) else None

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from preflop.axes import SEQ
 from preflop.errors import BadSubject, PreflopError
 from preflop.record.subject_tape import record_real
-from preflop.subject import Subject, batch_sizes, resolve
+from preflop.subject import Subject, resized, resolve
 from preflop.tape.events import SubjectInfo, Tape
-from preflop.tape.sizes import Domain, NotPolynomial, Sample, agrees, fit
+from preflop.tape.sizes import SEQUENCE, Domain, NotPolynomial, Sample, Span, agrees, fit
 
 Sizes = tuple[int, "int | None"]
 SubjectAt = Callable[[int, "int | None"], Subject]
@@ -54,7 +55,8 @@ def tape_of_real(model: Any, batch: Any, options: dict[str, Any]) -> Tape:
     if probes is None:
         return _told(record_real(subject_at(*asked)), "at the size asked for", assumed)
     try:
-        parametric = fit([_sample(subject_at, size, probes, asked) for size in probes.sizes])
+        samples = [_sample(subject_at, size, probes, asked) for size in probes.sizes]
+        parametric = fit(samples, axes=SEQUENCE if samples[0].steps else ())
         if not agrees(parametric, _sample(subject_at, probes.verified, probes, asked)):
             raise NotPolynomial(f"the step at {_words([probes.verified])}, which was not fitted, is another")
     except NotPolynomial as reason:
@@ -86,23 +88,27 @@ def _as_asked(info: SubjectInfo | None, model: Any, batch: Any, options: dict[st
 def _family(model: Any, batch: Any, options: dict[str, Any]) -> tuple[SubjectAt, Sizes]:
     """The subject at any batch and sequence, and the sizes asked for."""
     from preflop.record.prepare import make_batch
-    from preflop.record.shapes import need_sizes, resized
+    from preflop.record.shapes import need_sizes
+    from preflop.record.shapes import resized as resized_tensors
 
-    sizes = batch_sizes(batch)
-    if sizes is not None:
-
-        def by_sizes(count: int, length: int | None) -> Subject:
-            made = {"batch_size": count} | ({} if length is None else {"sequence_length": length})
-            return resolve(model, made, **options)
-
-        return by_sizes, sizes
     subject = resolve(model, batch, **options)
+    if subject.sizes is not None:
+        axes = subject.regimes[0]
+        count, lengths = subject.sizes[0], subject.sizes[1:]
+        scales = [axis.name for axis in axes] == [SEQ] and len(lengths) == 1
+
+        def by_sizes(to_count: int, to_length: int | None) -> Subject:
+            # Lengths of other axes are run as they are; the batch is scaled.
+            to = (to_length,) if scales and to_length is not None else lengths
+            return resolve(model, resized(batch, axes, to_count, to), **options)
+
+        return by_sizes, (count, lengths[0] if scales else None)
     given = make_batch(subject)
     count, length = need_sizes(given)
 
     def from_batch(to_count: int, to_length: int | None) -> Subject:
         to = (to_count, to_length or 1)
-        return dataclasses.replace(subject, make_batch=lambda: resized(given, to, (count, length)))
+        return dataclasses.replace(subject, make_batch=lambda: resized_tensors(given, to, (count, length)))
 
     return from_batch, (count, length if length > 1 else None)
 
@@ -155,11 +161,12 @@ def _sample(subject_at: SubjectAt, size: Sizes, probes: _Probes, asked: Sizes) -
             f"{error}\n  This was a step at {_words([size])}, a size that Preflop chose to scale to "
             f"{_words([asked])} from. Ask for {_SMALL}."
         ) from error
-    return Sample(size[0], None if probes.length is not None else size[1], tape)
+    count, length = size
+    return Sample(count, () if probes.length is not None or length is None else (length,), tape)
 
 
 def _only(batch: int, seq: int | None) -> Domain:
-    return Domain(batch, batch, seq, seq)
+    return Domain(batch, batch, () if seq is None else (Span(seq, seq),))
 
 
 def _words(sizes: list[Sizes]) -> str:

@@ -13,16 +13,30 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from preflop.axes import (
+    BATCH,
+    KEYS,
+    SEQ,
+    Axis,
+    SizedBatch,
+    Sizes,
+    lengths_of,
+    size_batch,
+    sizes_text,
+)
 from preflop.errors import BadFile, BadNumber, BadSubject, NotYet, PreflopError
 from preflop.optimizers import IN_BACKWARD, OptimizerSpec, find_optimizer
 from preflop.precision import Precision, find_precision
 from preflop.quantity import whole
 from preflop.recomputation import parse as parse_recompute
+
+if TYPE_CHECKING:
+    from preflop.models.catalog import ModelFacts
 
 RECOMPUTE = ("none", "block", "selective")
 """The modes that are compared where several are; `recomputation` knows more."""
@@ -68,8 +82,11 @@ class Subject:
     """Tokens of one microbatch, where the subject knows."""
     architecture: str = ""
     """Of a named model: which of our modules builds it."""
-    sizes: tuple[int, int | None] | None = None
-    """Of a named model: its batch size and sequence length."""
+    sizes: tuple[int, ...] | None = None
+    """Where the batch was made at sizes: samples, and the length along each axis."""
+    regimes: tuple[tuple[Axis, ...], ...] = ()
+    """The axes that it can be resized along, once for each stretch of lengths with one structure; none where
+    the batch is data."""
     layers: Layers | None = None
     """Of a named model: its equal blocks, of which fewer can be built."""
     assumptions: tuple[str, ...] = ()
@@ -129,17 +146,11 @@ def resolve(
         return _by_name(model, batch, common)
     if isinstance(model, os.PathLike):
         return _by_name(os.fspath(model), batch, common)
-    make_batch, text = _batch_maker(batch)
+    common |= {"casts_parameters": False, **of_batch(batch)}
     if _is_module(model):
-        return Subject(
-            name=type(model).__name__, make_model=lambda: model, module=model,
-            make_batch=make_batch, batch_text=text, casts_parameters=False, **common,
-        )
+        return Subject(name=type(model).__name__, make_model=lambda: model, module=model, **common)
     if callable(model):
-        return Subject(
-            name=getattr(model, "__qualname__", type(model).__name__), make_model=model,
-            make_batch=make_batch, batch_text=text, casts_parameters=False, **common,
-        )
+        return Subject(name=getattr(model, "__qualname__", type(model).__name__), make_model=model, **common)
     raise BadSubject(
         f"a model cannot be {type(model).__name__}.\n"
         "  Give an nn.Module, a callable that builds one, a name from `preflop models`, "
@@ -222,19 +233,35 @@ def no_batch() -> tuple[()]:
     return ()
 
 
-def _batch_maker(batch: Any) -> tuple[Callable[[], Any], str]:
+def of_batch(batch: Any) -> dict[str, Any]:
+    """The fields of a `Subject` that its batch gives: data, a callable, or `axes.sized_batch`.
+
+    Raises:
+        BadSubject: sizes alone, which do not say what a batch is.
+    """
     if batch is None:
-        return no_batch, "nothing"
-    if isinstance(batch, Mapping) and batch and set(batch) <= {"batch_size", "sequence_length"}:
+        return {"make_batch": no_batch, "batch_text": "nothing"}
+    if _only_sizes(batch):
         raise BadSubject(
             "batch_size and sequence_length (--batch, --seq) size the batch of a named model or a "
             "config.json; for this model they do not say what a batch is.\n"
             "  Give the batch itself: a tensor, a tuple or a mapping of tensors, or a callable that makes "
             "one (on the command line: --batch-from FILE:function)."
         )
+    if isinstance(batch, SizedBatch):
+        sizes = batch.sizes.batch, *batch.lengths
+        text = sizes_text(batch.axes, sizes[0], sizes[1:], "samples")
+        return {"make_batch": batch, "batch_text": text, "sizes": sizes, "regimes": (batch.axes,)}
     if callable(batch) and not isinstance(batch, Mapping):
-        return batch, getattr(batch, "__qualname__", "batch")
-    return (lambda: batch), ""
+        return {"make_batch": batch, "batch_text": getattr(batch, "__qualname__", "batch")}
+    return {"make_batch": lambda: batch}
+
+
+def _only_sizes(batch: Any) -> bool:
+    """Whether a batch is sizes, `{"batch_size": 8, ...}`, and not data."""
+    if not isinstance(batch, Mapping) or not batch or not set(batch) <= set(KEYS.values()):
+        return False
+    return KEYS[BATCH] in batch or not any(hasattr(value, "shape") for value in batch.values())
 
 
 # -- by name --------------------------------------------------------------------------------------
@@ -243,11 +270,7 @@ def _batch_maker(batch: Any) -> tuple[Callable[[], Any], str]:
 def _by_name(name: str, batch: Any, common: dict[str, Any]) -> Subject:
     if ":" in name and not os.path.exists(name):
         make_model = load_function(name, "model")
-        make_batch, text = _batch_maker(batch)
-        return Subject(
-            name=name, make_model=make_model, make_batch=make_batch, batch_text=text,
-            casts_parameters=False, **common,
-        )
+        return Subject(name=name, make_model=make_model, casts_parameters=False, **of_batch(batch), **common)
     path = Path(name)
     if path.is_dir() or path.suffix == ".json":
         from preflop.huggingface import resolve_config
@@ -313,19 +336,7 @@ def _named_model(name: str, batch: Any, common: dict[str, Any]) -> Subject:
     if batch is None:
         raise needs_batch()
     sizes = batch_sizes(batch)
-    if sizes is None:
-        make_batch, text = _batch_maker(batch)
-        tokens = None
-    else:
-        size, length = sizes
-
-        def make_batch() -> Any:
-            from preflop.models.build import example_batch
-
-            return example_batch(facts, size, length)
-
-        text = f"{size} x {length} tokens" if length else f"{size} images"
-        tokens = size * length if length else None
+    made = of_batch(batch) if sizes is None else _named_batch(facts, sizes)
 
     def make_model() -> Any:
         from preflop.models.build import build
@@ -339,24 +350,61 @@ def _named_model(name: str, batch: Any, common: dict[str, Any]) -> Subject:
 
     layers = Layers("blocks", facts.layers, build_layers) if facts.equal_blocks else None
     return Subject(
-        name=facts.name, make_model=make_model, make_batch=make_batch, batch_text=text,
-        tokens=tokens, architecture=facts.architecture.value, sizes=sizes,
-        layers=layers, **common,
-    )
+        name=facts.name, make_model=make_model, architecture=facts.architecture.value, layers=layers,
+        **made, **common,
+    )  # fmt: skip
 
 
-def batch_sizes(batch: Any) -> tuple[int, int | None] | None:
-    """(batch_size, sequence_length) of a size-only batch; None where the batch is data."""
-    if not isinstance(batch, Mapping) or not set(batch) <= {"batch_size", "sequence_length"}:
+def _named_batch(facts: ModelFacts, sizes: Sizes) -> dict[str, Any]:
+    """The fields of a `Subject` of a named model whose batch is made at sizes."""
+    length = sizes.lengths.get(SEQ)
+    # Whether it wants a sequence, and how long that may be, is said where the batch is made.
+    axes = tuple(Axis(axis.name) for axis in facts.regimes[0])
+    others = {name: size for name, size in sizes.lengths.items() if name != SEQ}
+    lengths_of(axes, others | {axis.name: 1 for axis in axes}, facts.name)
+
+    def make_batch() -> Any:
+        from preflop.models.build import example_batch
+
+        return example_batch(facts, sizes.batch, length)
+
+    return {
+        "make_batch": make_batch,
+        "batch_text": f"{sizes.batch} x {length} tokens" if length else f"{sizes.batch} images",
+        "tokens": sizes.batch * length if length else None,
+        "sizes": (sizes.batch, *([] if length is None else [length])),
+        "regimes": facts.regimes,
+    }
+
+
+def batch_sizes(batch: Any) -> Sizes | None:
+    """The sizes of a size-only batch, `{"batch_size": 8, "sequence_length": 1024}`; None where it is data.
+
+    Raises:
+        BadSubject: the batch size is missing. BadNumber: a size that is no whole number of at least 1.
+    """
+    if not isinstance(batch, Mapping) or not (_only_sizes(batch) or not batch):
         return None
-    if "batch_size" not in batch:
+    if KEYS[BATCH] not in batch:
         raise BadSubject("the batch needs batch_size (on the command line: --batch N).")
-    length = batch.get("sequence_length")
-    sizes = whole("batch size", batch["batch_size"]), None if length is None else whole("sequence length", length)
-    if sizes[0] * (sizes[1] or 1) > _LARGEST_SIZE:
-        words = f"{sizes[0]:,}" + (f" x {sizes[1]:,}" if sizes[1] else "")
+    size = whole("batch size", batch[KEYS[BATCH]])
+    lengths = {
+        name: whole(key.replace("_", " "), batch[key])
+        for name, key in KEYS.items()
+        if name != BATCH and batch.get(key) is not None
+    }
+    if size * max([1, *lengths.values()]) > _LARGEST_SIZE:
+        words = " x ".join(f"{each:,}" for each in (size, *lengths.values()))
         raise BadNumber(f"a batch of {words} has more elements than a tensor can have, {_LARGEST_SIZE:,}.")
-    return sizes
+    return Sizes(size, lengths)
+
+
+def resized(batch: Any, axes: tuple[Axis, ...], size: int, lengths: Sequence[int]) -> Any:
+    """A batch of sizes, or of `axes.sized_batch`, at other sizes."""
+    if isinstance(batch, SizedBatch):
+        named = {axis.name: length for axis, length in zip(axes, lengths)}
+        return dataclasses.replace(batch, sizes=Sizes(size, named))
+    return size_batch(axes, size, lengths)
 
 
 def load_function(spec: str, what: str) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from preflop.plan.choices import Choices
 from preflop.plan.evaluate import Evaluator, _unexceeded
 from preflop.plan.outcome import Outcome, outcome_of
 from preflop.plan.prices import OVER, points, whole_value
-from preflop.tape.sizes import Domain, NotPolynomial, basis, value
+from preflop.tape.sizes import Domain, NotPolynomial, Span, basis, value
 from preflop.tapes.store import index, parametric
 from preflop.transforms.accumulation import accumulate
 from preflop.transforms.depth import deepen
@@ -131,7 +131,7 @@ def test_equals_the_account_of_the_concrete_tape(file: str, batch: int, seq: int
     """Any size, any number of microbatches: evaluated == accounted, to the byte and the FLOP."""
     found = evaluator(file)
     batch = 1 if found.domain.most_batch == 1 else max(batch, found.domain.least_batch)
-    seq = max(found.domain.seq_multiple, seq // found.domain.seq_multiple * found.domain.seq_multiple)
+    seq = max(found.domain.spans[0].multiple, seq // found.domain.spans[0].multiple * found.domain.spans[0].multiple)
     if not found.holds(batch, seq):
         return
     made = found.evaluate(batch, seq, microbatches=microbatches, device=device())
@@ -264,8 +264,9 @@ def test_halves_add_up_to_whole_numbers() -> None:
 @pytest.mark.parametrize(
     "domain",
     [
-        Domain(), Domain(2), Domain(1, 1), Domain(2, None, 2, 256, 1), Domain(1, 1, 128, 1024, 128),
-        Domain(2, None, 8), Domain(1, None, 96, 512, 96), Domain(2, None, 128, 500, 128),
+        Domain(), Domain(2), Domain(1, 1), Domain(2, None, (Span(2, 256),)),
+        Domain(1, 1, (Span(128, 1024, 128),)), Domain(2, None, (Span(8),)), Domain(1, None, (Span(96, 512, 96),)),
+        Domain(2, None, (Span(128, 500, 128),)), Domain(1, None, (Span(2, 512), Span(8, 448, 8))),
     ],
 )
 def test_prices_are_asked_inside_the_domain(domain: Domain) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from preflop.axes import SEQ, Axis
 from preflop.errors import BadSubject
 from preflop.folding import tape_of, unfold
 from preflop.ledgers.flops import flops_totals
@@ -158,7 +159,7 @@ def test_accumulation_and_recomputation_commute() -> None:
 def test_sizes_stay_symbols(how: str) -> None:
     """recompute(parametric).at(B, S) == record at B, S with recomputation, at sizes that were not fitted."""
     for batch, seq in ((7, 77), (4, 1024)):
-        tape = next(tape for tape in annotated_at_any_size() if tape.domain.holds(batch, seq))
+        tape = next(tape for tape in annotated_at_any_size() if tape.holds(batch, seq))
         made = recompute_at_any_size(tape, how=how)
         whole = unfold(CutTape(made.at(batch, seq), made.stacks, ()))
         same(whole, tape_of(gpt2_at(batch, seq, how)))
@@ -173,7 +174,7 @@ def gpt2_at(batch: int, seq: int | None, recompute: str = "none") -> Subject:
 @lru_cache(maxsize=1)
 def annotated_at_any_size() -> list[ParametricTape]:
     """Its annotated tapes, recorded once for all tests."""
-    return parametric_tapes(gpt2_at, most_seq=1024, lives=True)
+    return parametric_tapes(gpt2_at, axes=(Axis(SEQ, 1024),), lives=True)
 
 
 # -- small models -----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import preflop
+from preflop.axes import SEQ, Axis
 from preflop.folding import unfold
 from preflop.models.catalog import models
 from preflop.parametric import parametric_tapes
@@ -45,13 +46,13 @@ def test_a_formula_says_its_value(batch: int, seq: int, coefficients: list[int])
 def test_parametric_equals_recorded(name: str, options: dict, sizes: list) -> None:
     """parametric(B, S) == record at B, S, at sizes that were not fitted."""
 
-    def at(batch: int, seq: int | None) -> Subject:
+    def at(batch: int, seq: int | None = None) -> Subject:
         size = {"batch_size": batch} | ({} if seq is None else {"sequence_length": seq})
         return resolve(name, size, **options)
 
-    tapes = parametric_tapes(at, has_sequence=sizes[0][1] is not None, most_seq=1024)
+    tapes = parametric_tapes(at, axes=() if sizes[0][1] is None else (Axis(SEQ, 1024),))
     for batch, seq in sizes:
-        tape = next(tape for tape in tapes if tape.domain.holds(batch, seq))
+        tape = next(tape for tape in tapes if tape.holds(batch, seq))
         made = unfold(CutTape(tape.at(batch, seq), tape.stacks, ()))
         assert story(made) == story(record_subject(at(batch, seq)))
 

@@ -13,6 +13,9 @@ def command(
     model: words.Model,
     batch: words.Batch = None,
     seq: words.Seq = None,
+    source_seq: words.SourceSeq = None,
+    target_seq: words.TargetSeq = None,
+    frames: words.Frames = None,
     precision: words.PrecisionName = None,
     optimizer: words.Optimizer = None,
     microbatches: words.Microbatches = None,
@@ -45,9 +48,10 @@ def command(
     from preflop.quantity import read_count
 
     count = read_count(top, "--top")
-    _check_tape_name(tape)
+    _check_files(tape, html)
     options = words.Options(
-        batch=batch, seq=seq, precision=precision, optimizer=optimizer, microbatches=microbatches,
+        batch=batch, seq=seq, source_seq=source_seq, target_seq=target_seq, frames=frames,
+        precision=precision, optimizer=optimizer, microbatches=microbatches,
         recompute=recompute, device=device, gpus=gpus, shard=shard, batch_from=batch_from, loss=loss,
         alloc_conf=alloc_conf,
     )  # fmt: skip
@@ -89,10 +93,15 @@ def command(
         raise typer.Exit(1)
 
 
-def _check_tape_name(tape: str | None) -> None:
-    """Before anything is recorded: a tape is known by its name when it is read back."""
+def _check_files(tape: str | None, html: str | None) -> None:
+    """Before anything is recorded: can the files be written, and is the tape known by its name when it is read?"""
     from preflop.errors import BadFile
+    from preflop.files import check_can_write
     from preflop.tape.file import is_tape
+
+    for path in (tape, html):
+        if path is not None:
+            check_can_write(path)
 
     if tape is not None and not is_tape(tape):
         raise BadFile(f"--tape is {tape!r}: the name must end in .tape, by which `preflop account` knows it.")

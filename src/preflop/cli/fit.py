@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from preflop.axes import BATCH, FRAMES, OPTIONS, SEQ, SOURCE, TARGET
 from preflop.errors import PreflopError
 
 if TYPE_CHECKING:
@@ -30,16 +31,24 @@ def command(
     seq: Annotated[
         str | None, typer.Option(help="With MODEL: positions, for all but the sequence; all it has.")
     ] = None,
+    source_seq: Annotated[str | None, typer.Option(help="With MODEL: positions of the encoder.")] = None,
+    target_seq: Annotated[str | None, typer.Option(help="With MODEL: positions of the decoder.")] = None,
+    frames: Annotated[str | None, typer.Option(help="With MODEL: samples of the waveform.")] = None,
     what: Annotated[
         str | None,
-        typer.Option(help="With MODEL: batch, seq, depth, width, member, by comma; all of them."),
+        typer.Option(
+            help="With MODEL: batch, seq, source, target, frames, depth, width, member, by comma; all of them."
+        ),
     ] = None,
     microbatches: Annotated[str | None, typer.Option(help="With MODEL: microbatches of a step; 1.")] = None,
     recompute: Annotated[str | None, typer.Option(help="With MODEL: as for `preflop account`.")] = None,
     alloc_conf: Annotated[
         str | None, typer.Option(help="With MODEL: what PYTORCH_CUDA_ALLOC_CONF sets.", metavar="KEY:VALUE,...")
     ] = None,
-    batch_from: Annotated[str | None, typer.Option(hidden=True)] = None,
+    batch_from: Annotated[
+        str | None,
+        typer.Option(help="FILE:function that makes a factory's batch at any size.", metavar="FILE:FUNCTION"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Without MODEL: most parameters that fit, capacity as sold, no activations. With MODEL: its largest
@@ -48,16 +57,12 @@ def command(
     from preflop.quantity import read_count
     from preflop.timing.this import device_with_figures
 
-    if batch_from is not None:
-        raise PreflopError(
-            "--batch-from makes one batch, and fit makes batches of other sizes itself.\n"
-            "  It needs a named model of `preflop models`, or a config.json, and no --batch-from."
-        )
     found, count = device_with_figures(device), read_count(gpus, "--gpus")
     if model is None:
         _refuse_without_model(
-            batch=batch, seq=seq, what=what, microbatches=microbatches, recompute=recompute, alloc_conf=alloc_conf
-        )
+            batch=batch, seq=seq, source_seq=source_seq, target_seq=target_seq, frames=frames, what=what,
+            microbatches=microbatches, recompute=recompute, batch_from=batch_from, alloc_conf=alloc_conf,
+        )  # fmt: skip
         _napkin(found, count, optimizer, precision, as_json)
         return
     step = {
@@ -69,10 +74,14 @@ def command(
         "gpus": count,
         "alloc_conf": alloc_conf or "",
     }
+    given = {BATCH: batch, SEQ: seq, SOURCE: source_seq, TARGET: target_seq, FRAMES: frames}
     sizes: dict[str, Any] = {
-        name: None if value is None else read_count(value, f"--{name}")
-        for name, value in (("batch", batch), ("seq", seq))
+        name: read_count(value, OPTIONS[name]) for name, value in given.items() if value is not None
     }
+    if batch_from is not None:
+        from preflop.subject import load_function
+
+        sizes["batch_from"] = load_function(batch_from, "batch")
     _of_model(model, what, sizes, step, as_json)
 
 
@@ -80,9 +89,9 @@ def _refuse_without_model(**given: str | None) -> None:
     """Options that say something about a step are not silently dropped where no step is recorded."""
     for name, value in given.items():
         if value is not None:
-            option = name.replace("_", "-")
+            option = f"--{name.replace('_', '-')} {value}"
             raise PreflopError(
-                f"--{option} {value} needs a model: `preflop fit MODEL --{option} {value} ...`.\n"
+                f"{option} needs a model: `preflop fit MODEL {option} ...`.\n"
                 "  Without a model, fit counts weights, gradients and optimizer states only."
             )
 

@@ -16,6 +16,9 @@ def command(
     ] = None,
     batch: words.Batch = None,
     seq: words.Seq = None,
+    source_seq: words.SourceSeq = None,
+    target_seq: words.TargetSeq = None,
+    frames: words.Frames = None,
     precision: words.PrecisionName = None,
     optimizer: words.Optimizer = None,
     microbatches: words.Microbatches = None,
@@ -45,7 +48,8 @@ def command(
     priced = words.account_of(
         model,
         words.Options(
-            batch=batch, seq=seq, precision=precision, optimizer=optimizer, microbatches=microbatches,
+            batch=batch, seq=seq, source_seq=source_seq, target_seq=target_seq, frames=frames,
+            precision=precision, optimizer=optimizer, microbatches=microbatches,
             recompute=recompute, device=device, gpus=None, shard=None, batch_from=batch_from, loss=loss,
         ),
     )  # fmt: skip

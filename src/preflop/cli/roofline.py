@@ -13,6 +13,9 @@ def command(
     model: words.Model,
     batch: words.Batch = None,
     seq: words.Seq = None,
+    source_seq: words.SourceSeq = None,
+    target_seq: words.TargetSeq = None,
+    frames: words.Frames = None,
     precision: words.PrecisionName = None,
     optimizer: words.Optimizer = None,
     microbatches: words.Microbatches = None,
@@ -35,14 +38,16 @@ def command(
 
     count = read_count(top, "--top")
     suffix = None if out is None else _suffix(out)
+    _need_roof(model, device)
     priced = words.account_of(
         model,
         words.Options(
-            batch=batch, seq=seq, precision=precision, optimizer=optimizer, microbatches=microbatches,
+            batch=batch, seq=seq, source_seq=source_seq, target_seq=target_seq, frames=frames,
+            precision=precision, optimizer=optimizer, microbatches=microbatches,
             recompute=recompute, device=device, gpus=gpus, shard=shard, batch_from=batch_from, loss=loss,
         ),
     )  # fmt: skip
-    report.need_device(priced)
+    report.need_device(priced.device)
     if out is not None and suffix is not None:
         from preflop.files import write_atomically
 
@@ -56,7 +61,22 @@ def command(
 
 
 def _suffix(out: str) -> str:
-    """Before anything is recorded: can this kind of file be drawn?"""
+    """Before anything is recorded: can this kind of file be drawn, and written there?"""
+    from preflop.files import check_can_write
     from preflop.report.plots import check_suffix
 
-    return check_suffix(out)
+    suffix = check_suffix(out)
+    check_can_write(out)
+    return suffix
+
+
+def _need_roof(model: str, device: str | None) -> None:
+    """Before anything is recorded: has the device a roof? A tape says its own device."""
+    from preflop.accounting import CPU, device_facts, find_device
+    from preflop.report.roofline import need_device
+    from preflop.tape.file import is_tape
+
+    if is_tape(model) and device is None:
+        return
+    found = find_device(device or CPU)
+    need_device(None if found is None else device_facts(found))

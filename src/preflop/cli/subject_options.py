@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from preflop.axes import (
+    BATCH,
+    FRAMES,
+    KEYS,
+    OPTIONS,
+    SEQ,
+    SOURCE,
+    TARGET,
+    sized_batch,
+    takes_sizes,
+)
 
 if TYPE_CHECKING:
     from preflop.accounting import Account
@@ -24,6 +36,9 @@ MODEL_HELP = (
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False, metavar="MODEL")]
 Batch = Annotated[str | None, typer.Option(help="Samples that one forward sees.")]
 Seq = Annotated[str | None, typer.Option(help="Positions of a sequence.")]
+SourceSeq = Annotated[str | None, typer.Option(help="Of an encoder with a decoder: positions that the encoder reads.")]
+TargetSeq = Annotated[str | None, typer.Option(help="Positions that the decoder reads.")]
+Frames = Annotated[str | None, typer.Option(help="Of sound: samples of the waveform.")]
 PrecisionName = Annotated[
     str | None,
     typer.Option(help="fp32 (default), tf32, bf16-mixed, fp16-mixed, bf16, bf16-fp32-states, bf16-master."),
@@ -48,7 +63,11 @@ AllocConf = Annotated[
 ]
 BatchFrom = Annotated[
     str | None,
-    typer.Option(help="FILE:function that makes the batch, for a factory.", metavar="FILE:FUNCTION"),
+    typer.Option(
+        help="FILE:function that makes the batch, for a factory. With parameters batch, seq, source, target or "
+        "frames it makes it at those sizes.",
+        metavar="FILE:FUNCTION",
+    ),
 ]
 Loss = Annotated[
     str | None, typer.Option(help="FILE:function from the output to the loss.", metavar="FILE:FUNCTION")
@@ -62,6 +81,9 @@ class Options:
 
     batch: str | None
     seq: str | None
+    source_seq: str | None = None
+    target_seq: str | None = None
+    frames: str | None = None
     precision: str | None
     optimizer: str | None
     microbatches: str | None
@@ -222,27 +244,44 @@ def _arguments(options: Options) -> dict[str, Any]:
 
 
 def _batch(options: Options) -> Any:
+    return batch_of(
+        {
+            BATCH: options.batch, SEQ: options.seq, SOURCE: options.source_seq, TARGET: options.target_seq,
+            FRAMES: options.frames,
+        },
+        options.batch_from,
+    )  # fmt: skip
+
+
+def batch_of(words: Mapping[str, str | None], batch_from: str | None) -> Any:
+    """The batch that the words ask for: sizes, or what a function makes (at those sizes, where it takes any).
+
+    Args:
+        words: by axis.
+
+    Raises:
+        PreflopError: a size that is none; sizes and a function that takes none.
+    """
     from preflop.errors import PreflopError
     from preflop.quantity import read_count
 
-    sizes = {
-        name: read_count(value, option)
-        for name, value, option in (
-            ("batch_size", options.batch, "--batch"),
-            ("sequence_length", options.seq, "--seq"),
-        )
-        if value is not None
-    }
-    if options.batch_from is None:
-        return sizes or None
+    sizes = {name: read_count(word, OPTIONS[name]) for name, word in words.items() if word is not None}
+    if batch_from is None:
+        return {KEYS[name]: size for name, size in sizes.items()} or None
+    from preflop.subject import load_function
+
+    make = load_function(batch_from, "batch")
+    if takes_sizes(make):
+        if BATCH not in sizes:
+            raise PreflopError(f"{batch_from} makes a batch of any size: give --batch N and the lengths it takes.")
+        return sized_batch(make, **sizes)
     if sizes:
         raise PreflopError(
             "--batch-from makes the batch, and --batch or --seq its size: which of them?\n"
-            "  Give --batch-from for a factory, --batch and --seq for a named model."
+            "  Give --batch-from for a factory, --batch and --seq for a named model; or give the function "
+            "parameters batch, seq, source, target or frames."
         )
-    from preflop.subject import load_function
-
-    return load_function(options.batch_from, "batch")
+    return make
 
 
 @contextmanager

@@ -17,6 +17,9 @@ def command(
     model: words.Model,
     batch: words.Batch = None,
     seq: words.Seq = None,
+    source_seq: words.SourceSeq = None,
+    target_seq: words.TargetSeq = None,
+    frames: words.Frames = None,
     precision: words.PrecisionName = None,
     optimizer: words.Optimizer = None,
     microbatches: words.Microbatches = None,
@@ -36,7 +39,8 @@ def command(
     subject = words.subject_of(
         model,
         words.Options(
-            batch=batch, seq=seq, precision=precision, optimizer=optimizer, microbatches=microbatches,
+            batch=batch, seq=seq, source_seq=source_seq, target_seq=target_seq, frames=frames,
+            precision=precision, optimizer=optimizer, microbatches=microbatches,
             recompute=recompute, device=None, gpus=None, shard=None, batch_from=batch_from, loss=loss,
         ),
     )  # fmt: skip

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from preflop.axes import SEQ, Axis
 from preflop.errors import BadSubject, UnknownModel, unknown_name
 
 if sys.version_info >= (3, 11):
@@ -150,6 +151,15 @@ class ModelFacts:
     def is_image(self) -> bool:
         """True where the model reads images and not tokens."""
         return self.architecture.is_image
+
+    @property
+    def regimes(self) -> tuple[tuple[Axis, ...], ...]:
+        """Its size axes, once for each stretch of lengths with one structure: up to a window, and beyond it."""
+        if self.is_image:
+            return ((),)
+        if self.window is None or self.window >= (self.max_positions or 0):
+            return ((Axis(SEQ, self.max_positions),),)
+        return (Axis(SEQ, self.window),), (Axis(SEQ, self.max_positions, after=self.window),)
 
     @property
     def equal_blocks(self) -> bool:

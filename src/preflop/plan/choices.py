@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from preflop.axes import SEQ
 from preflop.hardware.device import Device
 from preflop.plan.evaluate import Evaluator
 from preflop.plan.outcome import Outcome
@@ -30,10 +31,10 @@ class Choices:
         """The recomputation modes there are tapes for."""
         return tuple(self._evaluators)
 
-    def holds(self, batch: int, seq: int | None = None, *, recompute: str = "none") -> bool:
-        """Whether the size was verified."""
-        batch, seq = _sizes(batch, seq)
-        return any(e.holds(batch, seq) for e in self._evaluators.get(recompute, ()))
+    def holds(self, batch: int, seq: int | None = None, *, recompute: str = "none", **lengths: int) -> bool:
+        """Whether the size was verified. Lengths that are no sequence's are given by the names of their axes."""
+        batch, named = _sizes(batch, seq, lengths)
+        return any(e.holds(batch, **named) for e in self._evaluators.get(recompute, ()))
 
     def evaluate(
         self,
@@ -43,6 +44,7 @@ class Choices:
         microbatches: int = 1,
         recompute: str = "none",
         device: Device | None = None,
+        **lengths: int,
     ) -> Outcome:
         """What one step costs, equal to the account of the recorded one to the byte and the FLOP.
 
@@ -50,20 +52,22 @@ class Choices:
             batch: what one forward sees; `microbatches` of them make a step.
             device: whose rates give the time; None: those of the device that the choices were made for,
                 and no time where that is the CPU.
+            lengths: of axes that are no sequence, by name: `evaluate(8, source=512, target=128)`.
 
         Raises:
             BadNumber: a size or a number of microbatches that is no whole number of at least 1.
             NotPolynomial: the size, or the mode, is none that a tape was verified for.
         """
-        batch, seq = _sizes(batch, seq)
+        batch, named = _sizes(batch, seq, lengths)
         microbatches = whole("microbatches", microbatches)
         device = device or self._device
         for evaluator in self._evaluators.get(recompute, ()):
-            if evaluator.holds(batch, seq):
-                return evaluator.evaluate(batch, seq, microbatches=microbatches, device=device)
-        size = f"batch {batch}" + ("" if seq is None else f", sequence {seq}")
+            if evaluator.holds(batch, **named):
+                return evaluator.evaluate(batch, **named, microbatches=microbatches, device=device)
+        size = ParametricTape.asked(batch, **named).replace("seq ", "sequence ")
         raise NotPolynomial(f"no tape of recompute {recompute!r} was verified for {size}")
 
 
-def _sizes(batch: int, seq: int | None) -> tuple[int, int | None]:
-    return whole("batch", batch), None if seq is None else whole("seq", seq)
+def _sizes(batch: int, seq: int | None, lengths: Mapping[str, int]) -> tuple[int, dict[str, int]]:
+    given = lengths if seq is None else {SEQ: seq, **lengths}
+    return whole("batch", batch), {name: whole(name, length) for name, length in given.items()}

@@ -1,7 +1,7 @@
 """Any size of a step from its parametric tape, by arithmetic alone: peak, FLOPs, bytes and time.
 
 The tape's stacks are unfolded once, with symbols for sizes. Bytes alive at a moment are then a
-polynomial in batch and sequence length, and so is what each call does and moves (`plan.prices`). Of the
+polynomial in batch and lengths, and so is what each call does and moves (`plan.prices`). Of the
 moments only those can be the peak that no other exceeds in every coefficient; a few dozen are left of
 a hundred thousand, so that a size costs a fraction of a millisecond.
 
@@ -29,7 +29,15 @@ from preflop.ops.variants import tensors_of, variant
 from preflop.plan.outcome import Outcome
 from preflop.plan.prices import OVER, Answer, Grid, Numerators, Price, grid, whole_value
 from preflop.tape.events import HOST, Call, Phase, Signature, Tape
-from preflop.tape.sizes import BASIS, Coefficients, NotPolynomial, ParametricTape, basis, concrete
+from preflop.tape.sizes import (
+    Coefficients,
+    NotPolynomial,
+    ParametricTape,
+    basis,
+    basis_names,
+    concrete,
+    value,
+)
 from preflop.timing.pages import new_pages_from_bytes, new_pages_s
 from preflop.timing.row_times import RowRates, Seconds, row_rates, row_seconds
 from preflop.timing.tiles import result_sizes
@@ -55,29 +63,31 @@ class Evaluator:
         self._parametric = parametric
         self._compiled: dict[int, _Compiled] = {}
 
-    def holds(self, batch: int, seq: int | None) -> bool:
-        """Whether the size is one that the tape was verified for."""
-        return self.domain.holds(batch, seq)
+    def holds(self, batch: int, *lengths: int | None, **named: int) -> bool:
+        """Whether the size is one that the tape was verified for (see `ParametricTape.at`)."""
+        return self._parametric.holds(batch, *lengths, **named)
 
     def evaluate(
-        self, batch: int, seq: int | None = None, *, microbatches: int = 1, device: Device | None = None
+        self, batch: int, *lengths: int | None, microbatches: int = 1, device: Device | None = None, **named: int
     ) -> Outcome:
         """What a step of that size costs.
 
         Args:
-            batch: what one forward sees, as everywhere.
+            batch: what one forward sees, as everywhere; `lengths` and `named` as for `ParametricTape.at`.
             device: whose rates give the time; None: no time.
 
         Raises:
             NotPolynomial: the size is outside of what was verified.
             Refused: the stacks do not unfold, or something is kept from one microbatch to the next.
         """
-        if not self.holds(batch, seq):
-            raise NotPolynomial(f"batch {batch}, sequence {seq} is outside of what was verified")
+        steps = self._parametric.steps(*lengths, **named)
+        if steps is None or not self.domain.holds(batch, *steps):
+            asked = self._parametric.asked(batch, *lengths, **named)
+            raise NotPolynomial(f"{asked} is outside of what was verified")
         recorded = 1 if microbatches == 1 else 2
         if recorded not in self._compiled:
             self._compiled[recorded] = _Compiled(self._parametric, recorded)
-        return self._compiled[recorded].evaluate(batch, seq, microbatches, device)
+        return self._compiled[recorded].evaluate(batch, steps, microbatches, device)
 
     def rows(self, microbatches: int = 1) -> list[PolynomialRow]:
         """Operators of the steady step as the account's rows, their figures as polynomials."""
@@ -122,6 +132,7 @@ class _Compiled:
         self.recorded = microbatches
         self.tf32 = tape.subject is not None and tape.subject.precision == "tf32"
         self._sizes = np.array(sizes, np.int64)
+        self._tokens = parametric.tokens
         prices = grid(tape.signatures, tuple(sizes), parametric.domain)
         self._moments = _Moments(tape, self._sizes, prices)
         repeated = self._moments.repeated(tape) if microbatches == 2 else (0, -1)
@@ -129,8 +140,10 @@ class _Compiled:
         self._births = _births(tape, self._moments.first, repeated)
         self._rates: dict[str, RowRates] = {}
 
-    def evaluate(self, batch: int, seq: int | None, microbatches: int, device: Device | None) -> Outcome:
-        at = basis(batch, seq)
+    def evaluate(
+        self, batch: int, steps: tuple[int, ...], microbatches: int, device: Device | None
+    ) -> Outcome:
+        at = basis(batch, *steps)
         values: list[int] = (self._sizes @ at).tolist()
         peak_bytes, peak_phase = self._moments.peak(at, values)
         totals, rows = self._work.at(at, values, microbatches - self.recorded)
@@ -145,7 +158,8 @@ class _Compiled:
             peak_bytes=peak_bytes, peak_phase=peak_phase, flops_model=totals["model"],
             flops_hardware=totals["hardware"], flops_total=totals["flops"], read_bytes=totals["read"],
             write_bytes=totals["write"], lower_s=seconds.lower_s, expected_s=seconds.expected_s,
-            upper_s=seconds.upper_s, tokens=None if seq is None else batch * seq * microbatches,
+            upper_s=seconds.upper_s,
+            tokens=None if self._tokens is None else value(self._tokens, at) * microbatches,
             samples=batch * microbatches, no_peak=no_peak if seconds.lower_s is not None else (),
         )  # fmt: skip
 
@@ -175,11 +189,10 @@ class _Compiled:
 def _canonical(parametric: ParametricTape) -> tuple[Tape, list[tuple[int, ...]]]:
     """The symbolic tape with one symbol for each polynomial (models that share a tape may have several)."""
     table: dict[tuple[int, ...], int] = {}
-    padded = [row + (0,) * (len(BASIS) - len(row)) for row in parametric.sizes]
+    width = len(basis_names(parametric.axes))
+    padded = [(*row[:width], *(0,) * (width - len(row))) for row in parametric.sizes]
     symbols = [(table.setdefault(row, len(table)),) for row in padded]
-    tape = concrete(parametric.tape, symbols, (1,), 1, None)
-    tape.subject = parametric.tape.subject
-    return tape, list(table)
+    return concrete(parametric.tape, symbols, (1,)), list(table)
 
 
 # -- memory ---------------------------------------------------------------------------------------
@@ -211,7 +224,7 @@ class _Moments:
 
         storages = [tape.storages[index] for index in which]
         last = max(self.last, tape.calls[-1].tick, *[s.died or s.born for s in tape.storages])
-        change = np.zeros((last + 2, len(BASIS)), np.int64)
+        change = np.zeros((last + 2, self._bytes.shape[1]), np.int64)
         sizes = self._bytes[[storage.bytes for storage in storages]]
         np.add.at(change, [storage.born for storage in storages], sizes)
         died = [last + 1 if storage.died is None else storage.died for storage in storages]
@@ -242,7 +255,8 @@ class _Moments:
             else:
                 self._asked.append((rows[kept], at, price, phase))
         self._fixed.sort(key=lambda moment: moment[0])
-        self._fixed_rows = np.array([row for _, row, _ in self._fixed], np.int64).reshape(-1, len(BASIS))
+        fixed = [row for _, row, _ in self._fixed]
+        self._fixed_rows = np.array(fixed, np.int64).reshape(-1, self._bytes.shape[1])
 
     def peak(self, at: Sequence[int], values: Sequence[int]) -> tuple[int, str]:
         """Bytes of the peak and the phase it lies in."""
@@ -332,7 +346,7 @@ def _workspaces(tape: Tape, prices: Grid, signatures: set[int]) -> dict[int, Pri
     found = {}
     for signature in signatures:
         price = prices.price(signature, ask)
-        if price is not None and price.polynomials != ((0,) * len(BASIS),):
+        if price is not None and not (price.polynomials and not any(price.polynomials[0])):
             found[signature] = price
     return found
 
@@ -354,6 +368,11 @@ _SYMBOL = re.compile(r"\d+(?!\d| more)")
 _ROW = ("flops", "attended", "read", "write")
 
 
+def _nothing(names: Sequence[str], width: int) -> dict[str, list[list[int]]]:
+    """Sums of polynomials, over once and over what is repeated, to begin with."""
+    return {name: [[0] * width for _ in range(2)] for name in names}
+
+
 @dataclass(slots=True)
 class _Row:
     """Calls that the account shows on one row, with sums over once and over what is repeated."""
@@ -361,13 +380,11 @@ class _Row:
     key: tuple[str, ...]
     symbols: tuple[int, ...]
     """Of the shapes it shows: rows whose shapes become equal at a size are one there."""
+    sums: dict[str, list[list[int]]]
     tensors: int = 1
     """As the account's row has them."""
     kind: Kind = Kind.OTHER
     calls: list[int] = field(default_factory=lambda: [0, 0])
-    sums: dict[str, list[list[int]]] = field(
-        default_factory=lambda: {name: [[0] * len(BASIS) for _ in range(2)] for name in _ROW}
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +407,7 @@ class _Steps:
         self._rows: dict[tuple[str, ...], _Row] = {}
         self._order: list[_Row] = []
         self._asked: list[_Asked] = []
-        self._sums = {name: [[0] * len(BASIS) for _ in range(2)] for name in _TOTALS}
+        self._sums = _nothing(_TOTALS, sizes.shape[1])
         self._shapes = [shapes_text(signature) for signature in tape.signatures]
         self._dtypes = dtypes(tape)
         self._variants = [variant(signature) for signature in prices.at[0]]
@@ -464,7 +481,8 @@ class _Steps:
         )
         if key not in self._rows:
             symbols = tuple(int(n) for n in _SYMBOL.findall(key[-1]))
-            self._rows[key] = _Row(key, symbols, tensors_of(self._tape.signatures[origin.signature]))
+            tensors = tensors_of(self._tape.signatures[origin.signature])
+            self._rows[key] = _Row(key, symbols, _nothing(_ROW, self._sizes.shape[1]), tensors)
             self._order.append(self._rows[key])
         return self._rows[key]
 

@@ -313,6 +313,9 @@ class What(str, Enum):
 
     BATCH = "batch"
     SEQ = "seq"
+    SOURCE = "source"
+    TARGET = "target"
+    FRAMES = "frames"
     DEPTH = "depth"
     WIDTH = "width"
     MEMBER = "member"

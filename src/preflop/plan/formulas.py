@@ -1,4 +1,4 @@
-"""Operator rows as formulas in batch and sequence length: `2*B*S*768*3072`.
+"""Operator rows as formulas in batch and lengths: `2*B*S*768*3072`, `2*B*source*target*64`.
 
 A polynomial's coefficients are products of the model's sizes. Each is written as the product of sizes that
 stand in the row's own shapes, where it is one (times a small number): so a reader finds them again.
@@ -13,9 +13,10 @@ from fractions import Fraction
 from itertools import combinations
 from math import prod
 
+from preflop.axes import Axis
 from preflop.plan.evaluate import PolynomialRow
 from preflop.plan.prices import OVER, whole_value
-from preflop.tape.sizes import BASIS, basis, formula
+from preflop.tape.sizes import BASIS, SEQUENCE, basis, basis_names, formula
 
 # A coefficient over the sizes it is made of: bytes of an element, 2 of a multiply-add, q, k and v...
 _SMALL = 64
@@ -40,7 +41,7 @@ class FormulaRow:
     shapes: str
     """"(B*S, 768) x (768, 3072) -> (B*S, 3072)"."""
     flops: str | None
-    """None: no polynomial in B and S."""
+    """None: no polynomial in the sizes."""
     read_bytes: str | None
     write_bytes: str | None
     named: dict[str, str | None]
@@ -51,16 +52,19 @@ class FormulaRow:
 
 
 def formula_rows(
-    rows: Iterable[PolynomialRow], batch: int, seq: int | None, names: Mapping[str, int]
+    rows: Iterable[PolynomialRow],
+    size: tuple[int, ...],
+    names: Mapping[str, int],
+    axes: tuple[Axis, ...] = SEQUENCE,
 ) -> list[FormulaRow]:
     """The rows as formulas, most FLOPs at the given size first, then most bytes.
 
     Args:
+        size: batch, and a length in units along each of the axes.
         names: the model's sizes by name; a size that several names have is written as a number.
     """
-    at = basis(batch, seq)
-    words = _words(names)
-    found = [_formula_row(row, at, words) for row in rows]
+    words, letters = _words(names), basis_names(axes)
+    found = [_formula_row(row, basis(*size), words, letters) for row in rows]
     return sorted(found, key=lambda row: (-row.flops_at, -row.bytes_at, row.op))
 
 
@@ -72,14 +76,19 @@ def _words(names: Mapping[str, int]) -> dict[int, str]:
     return {size: those[0] for size, those in by_size.items() if len(those) == 1 and size > 1}
 
 
-def _formula_row(row: PolynomialRow, at: Sequence[int], words: Mapping[int, str]) -> FormulaRow:
+def _formula_row(
+    row: PolynomialRow, at: Sequence[int], words: Mapping[int, str], letters: Sequence[str]
+) -> FormulaRow:
     factors = _factors(row)
     figures = {"flops": row.flops, "read_bytes": row.read_bytes, "write_bytes": row.write_bytes}
     over = OVER * row.calls
     each = {name: None if f is None else [Fraction(c, over) for c in f] for name, f in figures.items()}
-    plain = {name: None if p is None else product_formula(p, factors) for name, p in each.items()}
-    named = {name: None if p is None else product_formula(p, factors, words) for name, p in each.items()}
-    shapes = re.sub(r"#(\d+)", lambda symbol: formula(row.sizes[int(symbol[1])]), row.shapes)
+
+    def written(by: Mapping[int, str]) -> dict[str, str | None]:
+        return {n: None if p is None else product_formula(p, factors, by, letters) for n, p in each.items()}
+
+    plain, named = written({}), written(words)
+    shapes = re.sub(r"#(\d+)", lambda symbol: formula(row.sizes[int(symbol[1])], letters), row.shapes)
     moved = [_value(figure, at) for figure in (row.read_bytes, row.write_bytes)]
     return FormulaRow(
         row.op, row.phase, row.module, row.source, row.dtype, row.calls, shapes, plain["flops"],
@@ -109,12 +118,16 @@ def _factors(row: PolynomialRow) -> list[int]:
 
 
 def product_formula(
-    polynomial: Sequence[Fraction], factors: Sequence[int], words: Mapping[int, str] | None = None
+    polynomial: Sequence[Fraction],
+    factors: Sequence[int],
+    words: Mapping[int, str] | None = None,
+    letters: Sequence[str] = BASIS,
 ) -> str:
     """A polynomial whose coefficients are written as products of factors, or a sum of two, where they are.
 
     Args:
         words: what to write for a factor; its number where there is no word.
+        letters: the polynomial's terms (`tape.sizes.basis_names`).
 
     >>> flops = [Fraction(0)] * 3 + [Fraction(2 * 768 * 3072)] + [Fraction(0)] * 2
     >>> product_formula(flops, [768, 3072])
@@ -124,7 +137,7 @@ def product_formula(
     """
     terms = [
         term
-        for coefficient, name in zip(polynomial, BASIS)
+        for coefficient, name in zip(polynomial, letters)
         if coefficient
         for term in _terms(coefficient, name, factors, words or {})
     ]

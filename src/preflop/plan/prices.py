@@ -1,4 +1,4 @@
-"""Prices of symbolic calls as polynomials in batch and sequence length.
+"""Prices of symbolic calls as polynomials in batch and lengths.
 
 A formula of `ops` sees one concrete signature. Here it is asked at a few sizes, the polynomial through
 its answers is found exactly (rational coefficients: causal attention has halves), and held against sizes
@@ -11,22 +11,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import product
 
 from preflop.tape.events import Signature
 from preflop.tape.sizes import (
-    BASIS,
     Coefficients,
     Domain,
     NotPolynomial,
+    Span,
     basis,
     concrete_signatures,
     invert,
+    lattice,
+    terms_of,
     value,
 )
 
-Size = tuple[int, "int | None"]
+Size = tuple[int, ...]
+"""Batch, and a length in units along each axis."""
 Numerators = tuple[int, ...]
-"""Coefficients of `BASIS`, each over `OVER`."""
+"""Coefficients of `tape.sizes.basis`, each over `OVER`."""
 Answer = tuple[int, ...]
 
 # Denominators that occur: 2 of causal pairs, and room for thirds, fifths and more halves.
@@ -42,7 +46,7 @@ class Points:
     """The sizes at which prices are asked: as many as there are coefficients, then the ones to verify."""
 
     terms: tuple[int, ...]
-    """Which of `BASIS` can be other than constant here."""
+    """Which of the basis can be other than constant here."""
     fitted: tuple[Size, ...]
     verified: tuple[Size, ...]
 
@@ -58,24 +62,21 @@ def points(domain: Domain) -> Points:
     low = domain.least_batch
     batches = (low,) if one_batch else (low + 1, low + 2)
     far_batch = low if one_batch else _FAR_BATCH
-    if domain.least_seq is None:
-        terms: tuple[int, ...] = (0,) if one_batch else (0, 1)
-        return Points(terms, tuple((b, None) for b in batches), ((far_batch, None), (low, None)))
-    lengths = _lengths(domain)
-    terms = (0, 2, 4) if one_batch else tuple(range(len(BASIS)))
-    fitted = tuple((b, s) for b in batches for s in lengths[1:4])
-    verified = ((far_batch, lengths[-1]), (low, lengths[0]), (far_batch, lengths[0]), (low, lengths[-1]))
+    lengths = [_lengths(span) for span in domain.spans]
+    terms = tuple(terms_of(len(lengths), one_batch=one_batch))
+    inner = [tuple(of[1 + n] for of, n in zip(lengths, point)) for point in lattice(len(lengths))]
+    ends = list(product(*((of[0], of[-1]) for of in lengths)))
+    fitted = tuple((batch, *steps) for batch in batches for steps in inner)
+    verified = tuple((batch, *steps) for steps in ends for batch in (far_batch, low))
     return Points(terms, fitted, tuple(dict.fromkeys(verified)))
 
 
-def _lengths(domain: Domain) -> list[int]:
-    """The least length, three to fit, the longest (or a far one), all in the domain."""
-    if domain.least_seq is None:
-        raise NotPolynomial("there is no sequence")
-    step, least = domain.seq_multiple, domain.least_seq
-    last = ((domain.most_seq or _FAR_SEQ) - least) // step
+def _lengths(span: Span) -> list[int]:
+    """The least length, three to fit, the longest (or a far one), all in the span."""
+    step, least = span.multiple, span.least
+    last = ((span.most or _FAR_SEQ) - least) // step
     if last < 2:
-        raise NotPolynomial(f"sequences from {least} to {domain.most_seq} are too few to fit a price")
+        raise NotPolynomial(f"lengths from {least} to {span.most} are too few to fit a price")
     first = min(max(1, last // 8), last - 2)
     second = min(max(first + 1, last // 4), last - 1)
     numbers = (0, first, second, max(second + 1, last // 2), last)
@@ -116,9 +117,10 @@ class Grid:
 
     def _solved(self, column: tuple[int, ...]) -> Numerators | None:
         count = len(self.points.fitted)
+        width = len(basis(*self.points.fitted[0]))
+        found = [0] * width
         if len(set(column)) == 1:
-            return (column[0] * OVER, *[0] * (len(BASIS) - 1))
-        found = [0] * len(BASIS)
+            return (column[0] * OVER, *found[1:])
         for term, row in zip(self.points.terms, _inverse_of(self.points)):
             coefficient = OVER * sum((c * v for c, v in zip(row, column[:count])), Fraction(0))
             if coefficient.denominator != 1:

@@ -49,6 +49,9 @@ def largest_model_text(found: LargestModel) -> str:
 _UNITS = {
     What.BATCH: "batch {}",
     What.SEQ: "sequence {}",
+    What.SOURCE: "source {}",
+    What.TARGET: "target {}",
+    What.FRAMES: "{} frames",
     What.DEPTH: "{} blocks",
     What.WIDTH: "{} heads",
     What.MEMBER: "{}",

@@ -1,4 +1,4 @@
-"""`preflop account --formulas`: operators as formulas in B and S, as a section and as JSON."""
+"""`preflop account --formulas`: operators as formulas in batch and lengths, as a section and as JSON."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from preflop.choosing import Formulas
     from preflop.plan.formulas import FormulaRow
 
-NO_POLYNOMIAL = "no polynomial in B and S"
+NO_POLYNOMIAL = "no polynomial in the sizes"
 
 
 def formulas_json(found: Formulas) -> dict[str, Any]:
     """Every row, numbers and the model's own names, and where the formulas hold."""
     return {
         "holds": found.holds,
-        "axes": {"B": "batch", "S": "sequence length", **found.names},
+        "axes": {"B": "batch", **found.letters, **found.names},
         "operators": [dataclasses.asdict(row) for row in found.rows],
     }
 
@@ -38,7 +38,8 @@ def _parts(found: Formulas, top: int) -> Iterable[RenderableType]:
 
     yield terminal.heading("Operators as formulas")
     names = "".join(f", {size} {name}" for name, size in found.names.items())
-    yield terminal.text(f"B batch, S sequence{names}. They hold for {found.holds}. Each is of one call.")
+    letters = "".join(f", {letter} {words}" for letter, words in found.letters.items())
+    yield terminal.text(f"B batch{letters}{names}. They hold for {found.holds}. Each is of one call.")
     for row in found.rows[:top]:
         yield ""
         yield terminal.text("\n".join(_lines(row)))

@@ -14,29 +14,29 @@ if TYPE_CHECKING:
     from preflop.account import Account, DeviceFacts
 
 
-def need_device(account: Account) -> DeviceFacts:
-    """The account's device.
+def need_device(device: DeviceFacts | None) -> DeviceFacts:
+    """The device, if it has a roof.
 
     Raises:
         PreflopError: it has none, or one without a bandwidth: there is no roof then.
     """
-    if account.device is None:
+    if device is None:
         raise PreflopError(
             "a roofline needs a device with a peak and a bandwidth; a CPU has neither in the catalog.\n"
             "  Name one: --device h100-sxm (all: `preflop hardware`); or measure this machine with "
             "`preflop calibrate` and say --device this."
         )
-    if account.device.bandwidth_bytes_per_s is None:
+    if device.bandwidth_bytes_per_s is None:
         raise PreflopError(
-            f"the catalog has no memory bandwidth for {account.device.name}: there is no roofline.\n"
+            f"the catalog has no memory bandwidth for {device.name}: there is no roofline.\n"
             "  To add it: docs/add-a-gpu.md."
         )
-    return account.device
+    return device
 
 
 def roofs_table(account: Account) -> Table:
     """The device's dense peaks and from which intensity each is the bound."""
-    device = need_device(account)
+    device = need_device(account.device)
     bandwidth = device.bandwidth_bytes_per_s or 0.0
     rows = tuple(
         (dtype, si_text(peak, "FLOP/s"), f"{peak / bandwidth:.1f}")
@@ -67,7 +67,7 @@ def show_roofline(account: Account, *, top: int = 20) -> None:
 
 def roofline_json(account: Account) -> dict[str, Any]:
     """The roofs and the operators, in the names of the account's JSON."""
-    device = need_device(account)
+    device = need_device(account.device)
     whole = account_to_dict(account)
     bandwidth = device.bandwidth_bytes_per_s or 0.0
     return {

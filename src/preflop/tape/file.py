@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from preflop.errors import BadTape
+from preflop.errors import BadTape, described
 from preflop.files import write_atomically
 from preflop.tape.events import (
     Call,
@@ -60,8 +60,11 @@ def load(path: str | os.PathLike[str]) -> Tape:
     """Read a tape that `save` wrote. Needs no torch.
 
     Raises:
-        BadTape: there is no such file, or it is damaged, foreign, or written by a newer Preflop.
+        BadTape: there is no such file, or it is damaged, foreign, or written by a newer Preflop; or what is given
+            names no file.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise BadTape(f"a tape is read from a file, and not from {described(path)}.\n  Give its path: 'run.tape'.")
     document = _document(os.fspath(path))
     try:
         tape = tape_from_json(document)

@@ -1,9 +1,10 @@
-"""Parametric tapes: every size of a tape as a polynomial in batch B and sequence length S.
+"""Parametric tapes: every size of a tape as a polynomial in batch B and the lengths of its axes.
 
 The calls of a step do not change with its sizes (for ordinary models); every dimension, stride and
-storage size is an integer polynomial with the basis 1, B, S, BS, S^2, BS^2. `fit` finds the
-coefficients exactly from tapes recorded at a grid of sizes and `check` holds them against tapes that
-were not fitted. What does not fit is refused, and is to be recorded again.
+storage size is an integer polynomial: with one sequence S in the basis 1, B, S, BS, S^2, BS^2, with several
+axes in all products of at most two lengths, with and without B (cross attention needs source * target).
+`fit` finds the coefficients exactly from tapes recorded at a grid of sizes and `agrees` holds them against
+tapes that were not fitted. What does not fit is refused, and is to be recorded again.
 """
 
 from __future__ import annotations
@@ -12,28 +13,63 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import combinations_with_replacement, product
+from math import prod
 from typing import Any
 
+from preflop.axes import SEQ, Axis, sizes_text
 from preflop.errors import PreflopError
-from preflop.tape.events import Signature, Storage, SubjectInfo, Tape, TensorMeta
+from preflop.tape.events import Signature, Storage, Tape, TensorMeta
 from preflop.tape.stack import Stack
 
-BASIS = ("1", "B", "S", "B*S", "S^2", "B*S^2")
 Coefficients = tuple[int, ...]
+"""Of one polynomial, in the order of `basis_names`."""
+SEQUENCE = (Axis(SEQ),)
 
 
 class NotPolynomial(PreflopError):
     """The tapes do not have one structure, or a size is no such polynomial; the text says which."""
 
 
-def basis(batch: int, seq: int | None) -> tuple[int, ...]:
-    """The values of `BASIS` at a size; without a sequence length S is 0.
+def _products(axes: int) -> list[tuple[int, ...]]:
+    """Which axes are multiplied in each term: none, one, or two."""
+    return [
+        chosen for degree in (0, 1, 2) for chosen in combinations_with_replacement(range(axes), degree)
+    ]
 
-    >>> basis(2, 3), basis(2, None)
-    ((1, 2, 3, 6, 9, 18), (1, 2, 0, 0, 0, 0))
+
+def basis_names(axes: Sequence[Axis] = SEQUENCE) -> tuple[str, ...]:
+    """The terms that a size is a sum of.
+
+    >>> basis_names()
+    ('1', 'B', 'S', 'B*S', 'S^2', 'B*S^2')
+    >>> basis_names((Axis("source"), Axis("target")))[6:]
+    ('source^2', 'B*source^2', 'source*target', 'B*source*target', 'target^2', 'B*target^2')
     """
-    length = seq or 0
-    return 1, batch, length, batch * length, length * length, batch * length * length
+    letters = [axis.letter for axis in axes]
+    names: list[str] = []
+    for chosen in _products(len(axes)):
+        squared = len(chosen) == 2 and chosen[0] == chosen[1]
+        word = f"{letters[chosen[0]]}^2" if squared else "*".join(letters[index] for index in chosen)
+        names += [word or "1", f"B*{word}" if word else "B"]
+    return tuple(names)
+
+
+BASIS = basis_names()
+"""With one sequence."""
+
+
+def basis(batch: int, *steps: int) -> tuple[int, ...]:
+    """The values of the terms at a batch and a length in units along each axis.
+
+    >>> basis(2, 3), basis(2)
+    ((1, 2, 3, 6, 9, 18), (1, 2))
+    """
+    values: list[int] = []
+    for chosen in _products(len(steps)):
+        length = prod(steps[index] for index in chosen)
+        values += [length, batch * length]
+    return tuple(values)
 
 
 def value(coefficients: Coefficients, at: Sequence[int]) -> int:
@@ -50,25 +86,37 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Lengths along one axis, in its units."""
+
+    least: int
+    most: int | None = None
+    multiple: int = 1
+
+    def holds(self, steps: int) -> bool:
+        """Whether the length is one of these."""
+        return (
+            self.least <= steps
+            and (self.most is None or steps <= self.most)
+            and steps % self.multiple == 0
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Domain:
     """Where a parametric tape holds: it was verified there, or its structure is known to change."""
 
     least_batch: int = 1
     most_batch: int | None = None
-    least_seq: int | None = None
-    most_seq: int | None = None
-    seq_multiple: int = 1
+    spans: tuple[Span, ...] = ()
+    """Of each axis, in the tape's order."""
 
-    def holds(self, batch: int, seq: int | None) -> bool:
+    def holds(self, batch: int, *steps: int) -> bool:
         """Whether the size lies in the domain."""
         if batch < self.least_batch or (self.most_batch is not None and batch > self.most_batch):
             return False
-        if seq is None or self.least_seq is None:
-            return seq is None and self.least_seq is None
-        return (
-            self.least_seq <= seq
-            and (self.most_seq is None or seq <= self.most_seq)
-            and seq % self.seq_multiple == 0
+        return len(steps) == len(self.spans) and all(
+            span.holds(length) for span, length in zip(self.spans, steps)
         )
 
 
@@ -81,16 +129,67 @@ class ParametricTape:
     sizes: tuple[Coefficients, ...]
     stacks: tuple[Stack, ...] = ()
     domain: Domain = field(default_factory=Domain)
+    axes: tuple[Axis, ...] = ()
+    """What the lengths are called, in the order of the polynomials."""
+    tokens: Coefficients | None = None
+    """Tokens of one microbatch; None where there are none."""
 
-    def at(self, batch: int, seq: int | None = None) -> Tape:
+    def steps(self, *lengths: int | None, **named: int) -> tuple[int, ...] | None:
+        """The lengths in units, in the order of the axes; None where they are not those of this tape.
+
+        Args:
+            lengths: in the order of the axes; None for a sequence that there is not.
+            named: the same by their names.
+        """
+        given = [length for length in lengths if length is not None]
+        names = [axis.name for axis in self.axes]
+        if len(given) > len(names) or set(named) != set(names[len(given) :]):
+            return None
+        ordered = [*given, *(named[name] for name in names[len(given) :])]
+        found = [axis.steps(length) for axis, length in zip(self.axes, ordered)]
+        return None if None in found else tuple(steps for steps in found if steps is not None)
+
+    def holds(self, batch: int, *lengths: int | None, **named: int) -> bool:
+        """Whether the size was verified (see `at`)."""
+        steps = self.steps(*lengths, **named)
+        return steps is not None and self.domain.holds(batch, *steps)
+
+    def at(self, batch: int, *lengths: int | None, **named: int) -> Tape:
         """The concrete tape at a size, its stacks still cut (see `transforms.depth.deepen`).
+
+        Args:
+            lengths: along each axis, in their order; None for a sequence that there is not.
+            named: the same by their names: `tape.at(8, source=512, target=128)`.
 
         Raises:
             NotPolynomial: the size is outside of the domain.
         """
-        if not self.domain.holds(batch, seq):
-            raise NotPolynomial(f"batch {batch}, sequence {seq} is outside of what was verified")
-        return concrete(self.tape, self.sizes, basis(batch, seq), batch, seq)
+        steps = self.steps(*lengths, **named)
+        if steps is None or not self.domain.holds(batch, *steps):
+            raise NotPolynomial(f"{self.asked(batch, *lengths, **named)} is outside of what was verified")
+        return self._concrete(batch, steps)
+
+    @staticmethod
+    def asked(batch: int, *lengths: int | None, **named: int) -> str:
+        """A size in words, as it was asked for.
+
+        >>> ParametricTape.asked(8, 512), ParametricTape.asked(8, source=512, target=128)
+        ('batch 8, sequence 512', 'batch 8, source 512, target 128')
+        """
+        words = [f"sequence {length}" for length in lengths if length is not None]
+        return ", ".join([f"batch {batch}", *words, *(f"{name} {length}" for name, length in named.items())])
+
+    def _concrete(self, batch: int, steps: tuple[int, ...]) -> Tape:
+        at = basis(batch, *steps)
+        made = concrete(self.tape, self.sizes, at)
+        if made.subject is not None:
+            lengths = [axis.length(count) for axis, count in zip(self.axes, steps)]
+            unit = made.subject.batch.rpartition(" ")[2]
+            made.subject = dataclasses.replace(
+                made.subject, batch=sizes_text(self.axes, batch, lengths, unit), samples=batch,
+                tokens=None if self.tokens is None else value(self.tokens, at),
+            )  # fmt: skip
+        return made
 
 
 # -- fitting --------------------------------------------------------------------------------------
@@ -101,32 +200,53 @@ class Sample:
     """A tape recorded at one size."""
 
     batch: int
-    seq: int | None
+    steps: tuple[int, ...]
+    """The length along each axis, in its units."""
     tape: Tape
 
 
-def fit(samples: Sequence[Sample], stacks: tuple[Stack, ...] = ()) -> ParametricTape:
+def fit(
+    samples: Sequence[Sample], stacks: tuple[Stack, ...] = (), axes: tuple[Axis, ...] = SEQUENCE
+) -> ParametricTape:
     """The parametric tape through the samples.
 
     Args:
-        samples: at two batches times three sequence lengths (six tapes), at two batches where there is
-            no sequence, or at one batch: the fit then holds for that batch alone.
+        samples: at two batches, or at one: the fit then holds for that batch alone; times the lengths of
+            `lattice`.
 
     Raises:
         NotPolynomial: the samples differ in more than sizes, or a size is no integer polynomial.
     """
-    terms = _terms(samples)
-    inverse = invert([tuple(basis(s.batch, s.seq)[i] for i in terms) for s in samples])
+    terms = terms_of(len(axes), one_batch=len({sample.batch for sample in samples}) == 1)
+    inverse = invert([tuple(basis(s.batch, *s.steps)[i] for i in terms) for s in samples])
     table: dict[Coefficients, int] = {}
     known: dict[tuple[int, ...], int] = {}
 
     def symbol(values: tuple[int, ...]) -> int:
         if values not in known:
-            known[values] = table.setdefault(_solve(inverse, values, terms), len(table))
+            known[values] = table.setdefault(_solve(inverse, values, terms, axes), len(table))
         return known[values]
 
-    tape = _joined([sample.tape for sample in samples], symbol)
-    return ParametricTape(tape, tuple(table), stacks)
+    tapes = [sample.tape for sample in samples]
+    tape = _joined(tapes, symbol)
+    tokens = [None if one.subject is None else one.subject.tokens for one in tapes]
+    counted = tuple(count for count in tokens if count is not None)
+    of_tokens = _solve(inverse, counted, terms, axes) if len(counted) == len(tapes) else None
+    return ParametricTape(tape, tuple(table), stacks, axes=axes, tokens=of_tokens)
+
+
+def lattice(axes: int) -> list[tuple[int, ...]]:
+    """Where lengths must be known for a fit: as many points as there are products of at most two lengths.
+
+    >>> lattice(1), lattice(2)
+    ([(0,), (1,), (2,)], [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)])
+    """
+    return [point for point in product(range(3), repeat=axes) if sum(point) <= 2]
+
+
+def terms_of(axes: int, *, one_batch: bool) -> list[int]:
+    """Which terms samples can tell apart: at one batch those without it."""
+    return [index for index in range(2 * len(_products(axes))) if not (one_batch and index % 2)]
 
 
 Symbol = Callable[[tuple[int, ...]], int]
@@ -227,9 +347,7 @@ def agrees(parametric: ParametricTape, sample: Sample) -> bool:
         _aligned(parametric.tape, sample.tape)
     except NotPolynomial:
         return False
-    made = concrete(
-        parametric.tape, parametric.sizes, basis(sample.batch, sample.seq), sample.batch, sample.seq
-    )
+    made = concrete(parametric.tape, parametric.sizes, basis(sample.batch, *sample.steps))
     same_calls = all(
         made.signatures[a.signature] == sample.tape.signatures[b.signature]
         for a, b in zip(made.calls, sample.tape.calls)
@@ -258,14 +376,6 @@ def _aligned(first: Tape, other: Tape) -> None:
             raise NotPolynomial("tensors live otherwise at other sizes")
 
 
-def _terms(samples: Sequence[Sample]) -> list[int]:
-    """Which basis functions the samples can tell apart."""
-    one_batch = len({sample.batch for sample in samples}) == 1
-    if samples[0].seq is None:
-        return [0] if one_batch else [0, 1]
-    return [0, 2, 4] if one_batch else list(range(len(BASIS)))
-
-
 def invert(rows: Sequence[tuple[int, ...]]) -> list[list[Fraction]]:
     """The inverse of a small integer matrix, exactly (Gauss-Jordan)."""
     size = len(rows)
@@ -290,13 +400,14 @@ def invert(rows: Sequence[tuple[int, ...]]) -> list[list[Fraction]]:
 
 
 def _solve(
-    inverse: list[list[Fraction]], values: tuple[int, ...], terms: list[int]
+    inverse: list[list[Fraction]], values: tuple[int, ...], terms: list[int], axes: Sequence[Axis]
 ) -> Coefficients:
     solved = [sum((c * v for c, v in zip(row, values)), Fraction(0)) for row in inverse]
     if any(x.denominator != 1 for x in solved):
-        raise NotPolynomial(f"sizes {values} are no integer polynomial in batch and sequence")
+        names = " and ".join(["batch", *("sequence" if axis.name == SEQ else axis.name for axis in axes)])
+        raise NotPolynomial(f"sizes {values} are no integer polynomial in {names}")
     found = {term: int(x) for term, x in zip(terms, solved)}
-    return tuple(found.get(term, 0) for term in range(len(BASIS)))
+    return tuple(found.get(term, 0) for term in range(2 * len(_products(len(axes)))))
 
 
 # -- symbols for sizes, and back ------------------------------------------------------------------
@@ -362,14 +473,8 @@ def _symbolic_storage(storages: Sequence[Storage], symbol: Symbol) -> Storage:
     )
 
 
-def concrete(
-    tape: Tape,
-    sizes: Sequence[Coefficients],
-    at: Sequence[int],
-    batch: int,
-    seq: int | None,
-) -> Tape:
-    """The tape with every symbol replaced by its value."""
+def concrete(tape: Tape, sizes: Sequence[Coefficients], at: Sequence[int]) -> Tape:
+    """The tape with every symbol replaced by its value where the basis has the values `at`."""
     values = [value(coefficients, at) for coefficients in sizes]
     signatures = concrete_signatures(tape.signatures, values)
     storages = [
@@ -384,7 +489,6 @@ def concrete(
         parameters=[
             dataclasses.replace(p, shape=tuple([values[i] for i in p.shape])) for p in tape.parameters
         ],
-        subject=_resized(tape.subject, batch, seq),
         assumptions=list(tape.assumptions),
     )
 
@@ -424,23 +528,17 @@ def _number(symbolic: Any, values: Sequence[int]) -> Any:
     return symbolic
 
 
-def _resized(subject: SubjectInfo | None, batch: int, seq: int | None) -> SubjectInfo | None:
-    if subject is None:
-        return None
-    text = f"{batch} images" if seq is None else f"{batch} x {seq} tokens"
-    return dataclasses.replace(
-        subject, batch=text, samples=batch, tokens=None if seq is None else batch * seq
-    )
-
-
-def formula(coefficients: Coefficients) -> str:
+def formula(coefficients: Coefficients, names: Sequence[str] = BASIS) -> str:
     """A polynomial as people write it.
+
+    Args:
+        names: of its terms (`basis_names`).
 
     >>> formula((0, 0, 0, 8192, 0, 0)), formula((0, 0, 0, 0, 0, 0)), formula((1, 2))
     ('8192*B*S', '0', '1 + 2*B')
     """
     terms: list[str] = []
-    for coefficient, name in zip(coefficients, BASIS):
+    for coefficient, name in zip(coefficients, names):
         if coefficient == 0:
             continue
         if name == "1":

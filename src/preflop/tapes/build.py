@@ -27,7 +27,7 @@ from preflop.tape.events import Tape
 from preflop.tape.file import tape_to_json
 from preflop.tape.sizes import NotPolynomial, ParametricTape, merge
 from preflop.tape.stack import Refused
-from preflop.tapes.store import OPTIMIZER, PRECISIONS, index
+from preflop.tapes.store import OPTIMIZER, PRECISIONS, domain_to_json, index
 
 DATA = Path(__file__).with_name("data")
 # The devices whose kernels are recorded: one A100-like and one Hopper. Others join where their step
@@ -79,7 +79,7 @@ def write(made: list[Recorded], kept: list[dict[str, Any]]) -> None:
                 "architecture": first.architecture,
                 "precision": first.precision,
                 "capabilities": [list(capability) for capability in first.capabilities],
-                "models": {one.model: dataclasses.asdict(one.tape.domain) for one in cluster},
+                "models": {one.model: domain_to_json(one.tape.domain) for one in cluster},
             }
         )
         print(f"{file}: {len(raw):,} bytes, {', '.join(one.model for one in cluster)}", flush=True)
@@ -115,7 +115,7 @@ def _entry(cluster: list[Recorded]) -> dict[str, Any]:
             "sizes": [list(row) for row in sizes],
             "constants": constants,
             "stacks": [dataclasses.asdict(stack) for stack in one.tape.stacks],
-            "domain": dataclasses.asdict(one.tape.domain),
+            "domain": domain_to_json(one.tape.domain),
         }
         for one, sizes, constants in zip(cluster, merged.sizes, merged.constants)
     }
@@ -141,15 +141,9 @@ def _tapes(facts: ModelFacts, precision: str) -> list[Recorded]:
         alike = [c for c, other in pending.items() if c == own or _alike(facts, precision, device, other)]
         for capability in alike:
             pending.pop(capability)
-        for after, most in _regimes(facts):
+        for axes in facts.regimes:
             try:
-                tapes = parametric_tapes(
-                    _subject_at(facts, precision, device),
-                    has_sequence=not facts.is_image,
-                    after=after,
-                    most_seq=most,
-                    lives=True,
-                )
+                tapes = parametric_tapes(_subject_at(facts, precision, device), axes=axes, lives=True)
             except (NotPolynomial, Refused) as refused:
                 print(f"  {facts.name} {precision} {device}: left out, {refused}")
                 continue
@@ -171,7 +165,7 @@ def _capabilities() -> dict[tuple[int, int], str]:
 
 
 def _subject_at(facts: ModelFacts, precision: str, device: str) -> Any:
-    def subject_at(batch: int, seq: int | None) -> Subject:
+    def subject_at(batch: int, seq: int | None = None) -> Subject:
         size = {"batch_size": batch} | ({} if seq is None else {"sequence_length": seq})
         return resolve(facts.name, size, precision=precision, optimizer=OPTIMIZER, device=device)
 
@@ -202,13 +196,6 @@ _ALIKE: dict[tuple[object, ...], bool] = {}
 @lru_cache(maxsize=16)
 def _sample(facts: ModelFacts, precision: str, device: str) -> Tape:
     return record_cut(_subject_at(facts, precision, device)(2, None if facts.is_image else 128)).tape
-
-
-def _regimes(facts: ModelFacts) -> list[tuple[int, int | None]]:
-    """(after, most): sequence lengths up to the window, and beyond it."""
-    if facts.window is None or (facts.max_positions or 0) <= facts.window:
-        return [(0, facts.max_positions)]
-    return [(0, facts.window), (facts.window, facts.max_positions)]
 
 
 if __name__ == "__main__":

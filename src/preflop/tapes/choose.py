@@ -45,6 +45,7 @@ def _wanted(subject: Subject) -> Wanted | None:
     """What to look for; None for anything but the plain loop of a named model on a CUDA device."""
     plain = (
         subject.sizes is not None
+        and subject.architecture
         and subject.loss is None
         and not subject.keep_output
         and subject.microbatches == 1
@@ -59,5 +60,5 @@ def _wanted(subject: Subject) -> Wanted | None:
     if capability is None:
         return None
     return Wanted(
-        subject.name, subject.architecture, subject.precision.name, capability, *subject.sizes, recompute
+        subject.name, subject.architecture, subject.precision.name, capability, subject.sizes, recompute
     )

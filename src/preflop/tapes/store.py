@@ -17,7 +17,7 @@ from typing import Any
 from preflop.recomputation import NONE
 from preflop.tape.events import Tape
 from preflop.tape.file import tape_from_json
-from preflop.tape.sizes import Domain, ParametricTape, filled
+from preflop.tape.sizes import SEQUENCE, Domain, ParametricTape, Span, basis_names, filled
 from preflop.tape.stack import Refused, Stack
 from preflop.transforms.depth import deepen
 from preflop.transforms.recompute import recompute_at_any_size
@@ -36,15 +36,15 @@ class Wanted:
     precision: str
     capability: tuple[int, int]
     """CUDA compute capability."""
-    batch: int
-    seq: int | None
+    size: tuple[int, ...]
+    """Batch, and the sequence length where there is one."""
     recompute: str = NONE
 
 
 def shipped_tape(wanted: Wanted) -> Tape | None:
     """The tape of two AdamW steps, or None where none ships for it (then it is recorded)."""
     for file, domain in _held(wanted):
-        if domain.holds(wanted.batch, wanted.seq):
+        if domain.holds(*wanted.size):
             return _unfolded(file, wanted)
     return None
 
@@ -52,7 +52,7 @@ def shipped_tape(wanted: Wanted) -> Tape | None:
 def _unfolded(file: str, wanted: Wanted) -> Tape | None:
     try:
         found = parametric(file, wanted.model, wanted.recompute)
-        tape = found.at(wanted.batch, wanted.seq)
+        tape = found.at(*wanted.size)
         for stack in found.stacks:
             tape = deepen(tape, stack)
     except Refused:
@@ -76,7 +76,7 @@ def _held(wanted: Wanted) -> Iterator[tuple[str, Domain]]:
             continue
         domain = entry["models"].get(wanted.model)
         if domain is not None and list(wanted.capability) in entry["capabilities"]:
-            yield entry["file"], Domain(**domain)
+            yield entry["file"], domain_from_json(domain)
 
 
 @lru_cache(maxsize=1)
@@ -104,12 +104,39 @@ def annotated(file: str, model: str) -> ParametricTape:
     """The parametric tape of one model as it stands in a data file: with what held its tensors."""
     entry = json.loads(lzma.decompress(_data(file)))
     own = entry["models"][model]
+    domain = domain_from_json(own["domain"])
     return ParametricTape(
         tape=filled(tape_from_json(entry["tape"]), own["constants"]),
         sizes=tuple(tuple(row) for row in own["sizes"]),
         stacks=tuple(Stack(**stack) for stack in own["stacks"]),
-        domain=Domain(**own["domain"]),
+        domain=domain,
+        axes=SEQUENCE if domain.spans else (),
+        tokens=BATCH_TIMES_SEQUENCE if domain.spans else None,
     )
+
+
+BATCH_TIMES_SEQUENCE = tuple(int(name == "B*S") for name in basis_names(SEQUENCE))
+"""Tokens of a named model's batch."""
+
+
+def domain_from_json(stored: dict[str, Any]) -> Domain:
+    """Where a shipped tape holds: named models have one sequence, or none."""
+    batches = stored["least_batch"], stored["most_batch"]
+    if stored["least_seq"] is None:
+        return Domain(*batches)
+    return Domain(*batches, (Span(stored["least_seq"], stored["most_seq"], stored["seq_multiple"]),))
+
+
+def domain_to_json(domain: Domain) -> dict[str, Any]:
+    """The inverse of `domain_from_json`."""
+    span = domain.spans[0] if domain.spans else None
+    return {
+        "least_batch": domain.least_batch,
+        "most_batch": domain.most_batch,
+        "least_seq": None if span is None else span.least,
+        "most_seq": None if span is None else span.most,
+        "seq_multiple": 1 if span is None else span.multiple,
+    }
 
 
 def _data(name: str) -> bytes:
