@@ -292,10 +292,14 @@ def _check_sizes_can_change(model: Any) -> None:
     named = isinstance(model, str) and (known(model) or not (":" in model or model.endswith(".py")))
     if not named:
         raise BadSubject(
-            f"{described(model)} is no named model, and fit makes batches of other sizes itself.\n"
+            f"{_words(model)} is no named model, and fit makes batches of other sizes itself.\n"
             "  Give --batch-from a function with parameters batch, seq, source, target or frames; or name a model of "
             "`preflop models` or a config.json."
         )
+
+
+def _words(model: Any) -> str:
+    return model if isinstance(model, str) else described(model)
 
 
 def _is_config(model: str) -> bool:

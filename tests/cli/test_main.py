@@ -176,3 +176,25 @@ def test_fast_commands_import_neither_torch_nor_pictures():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["account", "gpt2-nano", "--html", "{}/none/page.html"], "there is no folder"),
+        (["account", "gpt2-nano", "--tape", "{}/none/step.tape"], "there is no folder"),
+        (["roofline", "gpt2-nano", "--device", "h100-sxm", "--out", "{}/none/roof.svg"], "there is no folder"),
+        (["roofline", "gpt2-nano"], "needs a device with a peak"),
+    ],
+    ids=["html", "tape", "out", "no roof"],
+)
+def test_refused_before_anything_is_recorded(words, said, tmp_path, monkeypatch, capsys):
+    """What can be seen to fail is told before the recording, which is not begun."""
+
+    def recorded(*_, **__):
+        raise AssertionError("recorded")
+
+    monkeypatch.setattr("preflop.cli.subject_options.account_of", recorded)
+    sizes = ["--batch", "2", "--seq", "8"]
+    assert entry.run([word.format(tmp_path) for word in words] + sizes) == 2
+    assert said in capsys.readouterr().err

@@ -95,8 +95,8 @@ def test_the_depth_is_that_of_the_recorded_member() -> None:
     assert found.one_more.size == found.fits.size + 1
     device = find_device(L4)
     assert device is not None
-    search = _Search("gpt2-nano", device, 2000, 64, {}, lambda words: None)
-    subject = search._subject(2000, 64)
+    search = _Search("gpt2-nano", device, 2000, {"seq": 64}, None, {}, lambda words: None)
+    subject = search._subject(2000, (64,))
     for need in (found.fits, found.one_more):
         tape = tape_of(search._as(subject, with_layers(find("gpt2-nano"), need.size)))
         assert spare(tape) == need.spare_bytes
@@ -179,11 +179,11 @@ def test_members_that_read_so_far() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("fit gpt2 --device l4 --what bath", "All: batch, seq, depth, width, member, all."),
+        ("fit gpt2 --device l4 --what bath", "All: batch, seq, source, target, frames, depth, width, member, all."),
         ("fit gpt2 --device l4 --seq 2048 --what batch", "gpt2 has 1024 positions"),
-        ("fit resnet-50 --device l4 --seq 8 --what batch", "reads images"),
+        ("fit resnet-50 --device l4 --seq 8 --what batch", "resnet-50 has no seq (--seq)"),
         ("fit resnet-50 --device l4 --what depth", "resnet-50 has no depth to search"),
-        ("fit resnet-50 --device l4 --what seq", "reads images"),
+        ("fit resnet-50 --device l4 --what seq", "resnet-50 has no seq to search"),
         ("fit gpt3 --device l4", "no model named 'gpt3'"),
         ("fit --device l4 --what batch", "--what batch needs a model"),
         ("fit gpt2 --device l4 --batch 0", "--batch"),
