@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from preflop.axes import SEQ, Axis
 from preflop.folding import tape_of, unfold
 from preflop.parametric import parametric_tapes
 from preflop.record.subject_tape import CutTape, record_cut, record_subject
@@ -77,7 +78,7 @@ def test_accumulation_and_recomputation_commute() -> None:
 def test_sizes_stay_symbols(how: str) -> None:
     """recompute(parametric).at(B, S) == record at B, S, at a size that was not fitted: with the kernel that
     makes no log-sum-exp in forward."""
-    tape = next(t for t in parametric_tapes(gpt2_at, most_seq=1024, lives=True) if t.domain.holds(3, 256))
+    tape = next(t for t in parametric_tapes(gpt2_at, axes=(Axis(SEQ, 1024),), lives=True) if t.holds(3, 256))
     made = recompute_at_any_size(tape, how=how)
     whole = unfold(CutTape(made.at(3, 256), made.stacks, ()))
     same(whole, tape_of(gpt2_at(3, 256, how)))
