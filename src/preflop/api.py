@@ -41,7 +41,8 @@ def account(
             with a Hugging Face config.json.
         batch: what one forward sees: a tensor, a tuple (positional) or a mapping (keyword) of tensors,
             or a callable that makes one; with a named model
-            `{"batch_size": 8, "sequence_length": 1024}`.
+            `{"batch_size": 8, "sequence_length": 1024}`; a configured encoder with a decoder has
+            `source_length` and `target_length`, sound `frames`; `sized_batch` for one of your own.
         loss: from the model's output to a scalar. Default: `.loss` of the output, the output if it is
             a scalar, else its mean in fp32.
         optimizer: a name, a callable from parameters to an `Optimizer`, or None.

@@ -165,7 +165,10 @@ def axes_of_function(make: Callable[..., Any]) -> tuple[Axis, ...]:
     name = getattr(make, "__qualname__", "batch")
     names = [parameter.name for parameter in inspect.signature(make).parameters.values()]
     if BATCH not in names:
-        raise BadSubject(f"{name} makes a batch of one size.\n  Give it a parameter `batch`, and one for each length.")
+        raise BadSubject(
+            f"{name} (--batch-from) makes a batch of one size.\n"
+            "  Give it a parameter `batch`, and one for each length; a named model needs no --batch-from."
+        )
     odd = [each for each in names if each not in KEYS]
     if odd:
         raise BadSubject(f"{name} has a parameter {odd[0]!r}, which is no size.\n  Sizes: {', '.join(KEYS)}.")

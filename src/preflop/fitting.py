@@ -288,13 +288,15 @@ def _check_sizes_can_change(model: Any) -> None:
         BadSubject: a factory or a recording.
     """
     if isinstance(model, str) and model.endswith(".tape"):
-        raise BadSubject(f"{model} is a recording of one size.\n  Name the model that was recorded.")
+        raise BadSubject(
+            f"{model} is a recording of one size.\n  Fit needs a named model of `preflop models` or a config.json."
+        )
     named = isinstance(model, str) and (known(model) or not (":" in model or model.endswith(".py")))
     if not named:
         raise BadSubject(
-            f"{_words(model)} is no named model, and fit makes batches of other sizes itself.\n"
-            "  Give --batch-from a function with parameters batch, seq, source, target or frames; or name a model of "
-            "`preflop models` or a config.json."
+            f"{_words(model)} is a factory, and fit makes batches of other sizes itself.\n"
+            "  Give --batch-from a function with parameters batch, seq, source, target or frames; or a "
+            "named model or a config.json."
         )
 
 
