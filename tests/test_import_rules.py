@@ -80,10 +80,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "parametric": {"subject", "record", "folding", "tape", "transforms"},
     "real_steps": {"subject", "record", "tape"},
     "choosing": COUNTS
+    | FACTS
     | {"subject", "models", "plan", "tapes", "parametric", "accounting", "api", "transforms", "hardware"}
     # timing: which rules this machine's calibration records by; record and folding: when asked for what does
     # not follow from a tape that is there.
-    | {"timing", "record", "folding", "recomputation"},
+    | {"timing", "record", "folding"},
     "fitting": COUNTS
     | {"subject", "models", "plan", "tapes", "folding", "record", "accounting", "api", "transforms"}
     | {"hardware", "timing", "huggingface"},

@@ -78,7 +78,7 @@ def choices(
     if batch is None:
         raise BadSubject(
             f"choices are made of batches of many sizes, and {described(model)} does not say how one is made.\n"
-            "  Name a model of `preflop models`, or give a batch that can be resized: sizes for a config.json, "
+            "  Needed: a named model of `preflop models`, or a batch that can be resized: sizes for a config.json, "
             "preflop.sized_batch(make, batch=2, ...) for a module or a factory."
         )
     modes = (recompute,) if isinstance(recompute, str) else recompute

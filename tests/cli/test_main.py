@@ -70,7 +70,7 @@ def test_status_1_when_it_does_not_fit(tmp_path):
         (["account", "gpt2", "--batch", "0"], "--batch is '0'"),
         (["account", "gpt2", "--batch", "-1"], "--batch is '-1'"),
         (["account", "gpt2", "--batch", "inf"], "--batch is 'inf'"),
-        (["account", "gpt2", "--batch", "8", "--batch-from", "a.py:f"], "which of them?"),
+        (["account", "gpt2", "--batch", "8", "--batch-from", "a.py:f"], "no file 'a.py' to take the batch from"),
         (["roofline", "TAPE", "--out", "a.pdf"], "a.pdf"),
         (["roofline", "TAPE", "--device", "cpu"], "a roofline needs a device"),
         (["--nonsense"], "No such option"),
