@@ -79,7 +79,8 @@ def choices(
         raise BadSubject(
             f"choices are made of batches of many sizes, and {described(model)} does not say how one is made.\n"
             "  Needed: a named model of `preflop models`, or a batch that can be resized: sizes for a config.json, "
-            "preflop.sized_batch(make, batch=2, ...) for a module or a factory."
+            "preflop.sized_batch(make, batch=2, ...) for a module or a factory; price "
+            "one batch with preflop.account."
         )
     modes = (recompute,) if isinstance(recompute, str) else recompute
     target = find_device(device)

@@ -258,14 +258,14 @@ def test_a_batch_function_takes_its_sizes(tmp_path: Path, capsys: pytest.Capture
     """--batch-from with parameters: made at the sizes of the command line; without sizes, or axes, refused."""
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom torch import nn\n"
-        "def model(): return nn.Linear(5, 7)\n"
-        "def rows(batch, seq): return torch.zeros(batch, seq, 5)\n"
+        "def model(): return nn.Linear(48, 80)\n"
+        "def rows(batch, seq): return torch.zeros(batch, seq, 48)\n"
     )
     model, rows = f"{tmp_path}/mine.py:model", f"{tmp_path}/mine.py:rows"
     assert run(["account", model, "--batch-from", rows, "--batch", "3", "--seq", "5", "--formulas", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["subject"]["batch"] == "3 x 5 tokens"
-    assert any(row["flops"] == "2*B*S*5*7" for row in found["formulas"]["operators"])
+    assert any(row["flops"] == "2*B*S*80*48" for row in found["formulas"]["operators"])
     for words, said in ((["--batch", "3"], "needs a length for seq"), ([], "give --batch N")):
         assert run(["account", model, "--batch-from", rows, *words]) == 2
         assert said in capsys.readouterr().err
