@@ -184,3 +184,17 @@ def test_unknown_operators_are_named():
     account = account_tape(b.tape)
     assert account.to_dict()["flops"]["unknown"] == {"mylib.scan": 1}
     assert Kind.OTHER.value in account.flops.by_kind
+
+
+def test_a_sharded_account_is_one_ranks():
+    """fsdp over 4: a quarter of the parameters, elements as bytes; the headline says on what."""
+    import preflop
+    from preflop.report.tables import headline
+
+    size = {"batch_size": 2, "sequence_length": 32}
+    whole = preflop.account("gpt2-nano", size, device="h100-sxm").memory.columns.parameters
+    shared = preflop.account("gpt2-nano", size, device="h100-sxm", gpus=4, shard="fsdp")
+    held = shared.memory.columns.parameters
+    assert held.bytes == 4 * held.elements
+    assert whole.bytes / 4 <= held.bytes < 1.01 * whole.bytes / 4
+    assert "on each of 4 x H100 SXM5 80GB" in headline(shared)

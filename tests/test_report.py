@@ -120,7 +120,7 @@ def test_thinning_keeps_the_peak():
 def test_a_cpu_has_no_roofline():
     """A roofline without a device is an error that says what to name."""
     with pytest.raises(PreflopError, match="--device h100-sxm"):
-        roofline.need_device(BARE)
+        roofline.need_device(BARE.device)
 
 
 def test_roofline_json_has_ridge_points():

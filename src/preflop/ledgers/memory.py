@@ -357,7 +357,8 @@ def _sum_of(dtypes: dict[str, tuple[int, int]]) -> Column:
 
 
 def _with_parameter_elements(tape: Tape, column: Column) -> Column:
-    """The same bytes with the elements that the parameters have: one may be a part of its storage."""
+    """The same bytes with the elements that the parameters have: one may be a part of its storage. Where the storages
+    hold fewer, they are one rank's parts of them, and their own elements stand."""
     if not tape.parameters:
         return column
     elements: dict[str, int] = {}
@@ -366,7 +367,6 @@ def _with_parameter_elements(tape: Tape, column: Column) -> Column:
         for size in parameter.shape:
             count *= size
         elements[parameter.dtype] = elements.get(parameter.dtype, 0) + count
-    names = [*column.dtypes, *(name for name in elements if name not in column.dtypes)]
-    return _sum_of(
-        {name: (column.dtypes.get(name, (0, 0))[0], elements.get(name, 0)) for name in names}
-    )
+    elsewhere = {name: (0, count) for name, count in elements.items() if name not in column.dtypes}
+    held = {name: (size, min(elements.get(name, 0), most)) for name, (size, most) in column.dtypes.items()}
+    return _sum_of(held | elsewhere)

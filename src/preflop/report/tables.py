@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from preflop.ledgers.communication import communication
 from preflop.units import bytes_text, time_text
 
 if TYPE_CHECKING:
@@ -260,7 +261,8 @@ def headline(account: Account) -> str:
 def _where(account: Account, recorded_for: str) -> str:
     """On what the step was priced; a recording for another device stays what that device runs."""
     if account.device is not None:
-        return f"on {account.device.name}"
+        ranks = communication(account.tape).ranks
+        return f"on {account.device.name}" if ranks is None else f"on each of {ranks} x {account.device.name}"
     return "as a CPU runs it" if recorded_for == "cpu" else f"as recorded for {recorded_for}, on no device"
 
 
