@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,14 +17,14 @@ def run(*words: str) -> str:
     """Output of an example, in a Python of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES)}
     process = subprocess.Popen(
-        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        start_new_session=True,
+        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     )  # fmt: skip
     try:
         output, errors = process.communicate(timeout=150)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # torchrun's children, too
-        process.communicate()
+        # torchrun's workers lead sessions of their own and hold the pipes: it ends them itself when it is told to.
+        process.terminate()
+        process.communicate(timeout=60)
         raise
     assert process.returncode == 0, errors
     return output
