@@ -485,9 +485,11 @@ def _size_names(facts: ModelFacts) -> dict[str, int]:
 def _domain_words(tape: ParametricTape) -> str:
     """Where a tape holds.
 
+    >>> from preflop.axes import Axis
+    >>> from preflop.tape.sizes import Domain, ParametricTape, Span
     >>> span = Span(2, 512)
     >>> axes = (Axis("source"), Axis("frames", unit=320, rest=80))
-    >>> _domain_words(ParametricTape(Tape(), (), axes=axes, domain=Domain(2, None, (span, Span(2)))))
+    >>> _domain_words(ParametricTape(Tape(subject=None), (), axes=axes, domain=Domain(2, None, (span, Span(2)))))
     'B >= 2, 2 <= source <= 512, 2 <= F with F = (frames - 80) / 320'
     """
     domain = tape.domain
