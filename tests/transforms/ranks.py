@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch import nn
 
 
 @pytest.fixture
@@ -20,6 +22,23 @@ def ranks() -> Iterator[Any]:
 
     yield start
     dist.destroy_process_group()
+
+
+def trained(model: nn.Module, x: torch.Tensor, microbatches: int) -> Callable[[], None]:
+    """One step of the model under AdamW, after two of them: the optimizer's states exist."""
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+
+    def step() -> None:
+        for _ in range(microbatches):
+            loss = model(x).float().mean()
+            (loss / microbatches).backward()
+            del loss
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    step()
+    step()
+    return step
 
 
 def peak_of_events(profiler: Any) -> int:

@@ -19,7 +19,7 @@ from preflop.ledgers.communication import communication
 from preflop.ledgers.memory import memory
 from preflop.tape.events import Role
 from preflop.transforms.data_parallel import buckets_of, data_parallel
-from tests.transforms.ranks import left_by_events, peak_of_events
+from tests.transforms.ranks import left_by_events, peak_of_events, trained
 
 
 @pytest.fixture
@@ -53,20 +53,7 @@ def measured(microbatches: int, *, wraps: bool) -> tuple[int, int]:
 
 def _started(alone: nn.Module, microbatches: int, *, wraps: bool) -> tuple[nn.Module, Callable[[], None]]:
     wrapped = DistributedDataParallel(alone) if wraps else alone
-    optimizer = torch.optim.AdamW(wrapped.parameters(), foreach=False)
-    x = torch.randn(*X)
-
-    def step() -> None:
-        for _ in range(microbatches):
-            loss = wrapped(x).float().mean()
-            (loss / microbatches).backward()
-            del loss
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    step()
-    step()
-    return wrapped, step
+    return wrapped, trained(wrapped, torch.randn(*X), microbatches)
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])

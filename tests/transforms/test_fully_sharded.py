@@ -17,7 +17,7 @@ from preflop.ledgers.memory import memory
 from preflop.ops.collective import ALL_GATHER, REDUCE_SCATTER
 from preflop.tape.stack import Refused
 from preflop.transforms.fully_sharded import Sharded, blocks_of, fully_sharded
-from tests.transforms.ranks import peak_of_events, ranks
+from tests.transforms.ranks import peak_of_events, ranks, trained
 
 __all__ = ["ranks"]
 
@@ -59,18 +59,7 @@ def measured(count: int, microbatches: int, *, regathers: bool | None = None) ->
     for block in model.blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=regathers)
     fully_shard(model, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-
-    def step() -> None:
-        for _ in range(microbatches):
-            loss = model(x).float().mean()
-            (loss / microbatches).backward()
-            del loss
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    step()
-    step()
+    step = trained(model, x, microbatches)
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()

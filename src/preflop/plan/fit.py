@@ -215,13 +215,14 @@ def largest(
         return Largest(need(last), None, len(known))
     if need(1).spare_bytes < 0:
         return Largest(None, need(1), len(known))
+
     def spare(number: int) -> int:
         return need(number).spare_bytes
 
     fits, too_many = (1, last) if last_first else _bracket(spare, 1, last)
     if too_many is not None:
         fits, too_many = _boundary(spare, fits, too_many)
-        fits, too_many = _beyond_gaps(need, fits, too_many, last)
+        fits, too_many = _beyond_gaps(spare, lambda number: need(number).most_spare_bytes, fits, too_many, last)
     gaps = [number for number in known if number < fits and spare(number) < 0]
     return Largest(
         need(fits), None if too_many is None else need(too_many), len(known), need(max(gaps)) if gaps else None
@@ -278,20 +279,16 @@ _LOOKS = 16
 
 
 def _beyond_gaps(
-    need: Callable[[int], Need], fits: int, too_many: int, last: int | None
+    spare: Spare, most: Spare, fits: int, too_many: int, last: int | None
 ) -> tuple[int, int | None]:
     """Larger neighbours of which the one fits, if there are any: the gaps that the allocator leaves depend on the
     sizes of blocks and do not grow evenly, so that a larger step may fit where a smaller one does not.
 
     Up to the size whose blocks alone are too much, at most `_LOOKS` sizes are tried, multiples of a power of two.
+
+    Args:
+        most: what would be to spare without gaps.
     """
-
-    def most(number: int) -> int:
-        return need(number).most_spare_bytes
-
-    def spare(number: int) -> int:
-        return need(number).spare_bytes
-
     if most(too_many) < 0:
         return fits, too_many
     low, high = _bracket(most, too_many, last)

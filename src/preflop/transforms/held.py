@@ -27,6 +27,11 @@ def is_note(op: str) -> bool:
     return op.startswith(lives.PREFIX)
 
 
+def inside(tape: Tape, module: int, outer: int) -> bool:
+    """Whether a module is another, or within it."""
+    return module == outer or tape.modules[module].startswith(tape.modules[outer] + ".")
+
+
 def random_state(nbytes: int) -> Storage:
     """A copy of the CPU's random state."""
     return Storage(nbytes, "uint8", (nbytes,), 0, None, Role.TEMPORARY)
@@ -141,7 +146,7 @@ class Played:
 
     def within(self, module: int, outer: int) -> bool:
         """Whether a module is another, or inside it."""
-        return module == outer or self.tape.modules[module].startswith(self.tape.modules[outer] + ".")
+        return inside(self.tape, module, outer)
 
     def number_of(self, signature: Signature) -> int:
         """The number of a signature that the recorded tape may not have."""

@@ -9,6 +9,7 @@ from preflop.tape import lives
 from preflop.tape.events import Call, Phase, Tape
 from preflop.tape.replay import BIRTH, CALL, events_of
 from preflop.tape.stack import Refused
+from preflop.transforms.held import inside, is_note
 
 SUMS = ("aten.add", "aten.add_")
 """How the engine adds the gradients of a tensor that is used twice."""
@@ -84,7 +85,7 @@ def _find_backward(tape: Tape, chosen: set[int], places: dict[tuple[int, int, in
     outer = {number: _outer(tape, number, chosen) for number in range(len(tape.modules))}
     found: dict[int, list[int]] = defaultdict(list)
     for index, call in enumerate(tape.calls):
-        if call.phase is Phase.BACKWARD and not tape.signatures[call.signature].op.startswith(lives.PREFIX):
+        if call.phase is Phase.BACKWARD and not is_note(tape.signatures[call.signature].op):
             span = places.get((outer[call.module], call.step, call.microbatch))
             if span is not None:
                 found[id(span)].append(index)
@@ -101,11 +102,7 @@ def _find_backward(tape: Tape, chosen: set[int], places: dict[tuple[int, int, in
 
 def _outer(tape: Tape, number: int, chosen: set[int]) -> int:
     """The chosen module that a module is, or is inside; -1 for none."""
-    path = tape.modules[number]
-    for outer in chosen:
-        if number == outer or path.startswith(tape.modules[outer] + "."):
-            return outer
-    return -1
+    return next((outer for outer in chosen if inside(tape, number, outer)), -1)
 
 
 def _coming(tape: Tape, span: Span) -> tuple[int, ...]:
@@ -141,7 +138,7 @@ def _hands_through(tape: Tape, span: Span) -> bool:
             continue
         call = tape.calls[index]
         signature = tape.signatures[call.signature]
-        if signature.op.startswith(lives.PREFIX):
+        if is_note(signature.op):
             continue
         reads = call.storages[: len(signature.inputs)]
         read.update(s for s, alias in zip(reads, range(len(reads))) if alias not in signature.aliases)
