@@ -83,8 +83,8 @@ def main() -> None:
         found = verify_step_time(subject)
         good += found.verifies
         print(
-            f"{name:28} predicted {found.predicted_s * 1e3:8.2f} ms  measured {found.measured_s * 1e3:8.2f} ms"
-            f"  {found.error:+6.1%}",
+            f"{name:28} predicted {found.predicted_s * 1e3:8.2f} ms, at the speed now "
+            f"{found.predicted_now_s * 1e3:8.2f} ms, measured {found.measured_s * 1e3:8.2f} ms  {found.error:+6.1%}",
             flush=True,
         )
     print(f"{good} of 9 within 20 %")

@@ -25,10 +25,16 @@ A, B = torch.randn(4, 8), torch.randn(8, 6)
         (lambda: torch.nn.functional.gelu(A, approximate="tanh"), "aten.gelu", "tanh"),
         (lambda: A**3, "aten.pow", "3"),
         (lambda: torch.exp(A), "aten.exp", ""),
+        (lambda: torch.softmax(A, -1), "aten._softmax", ""),
+        (lambda: torch.log_softmax(A, 0), "aten._log_softmax", "strided"),
+        (lambda: A.clone(), "aten.clone", ""),
+        (lambda: A.t().clone(), "aten.clone", ""),  # which keeps the strides
+        (lambda: A.t().contiguous(), "aten.clone", "transposed"),
+        (lambda: torch.empty(8, 4).copy_(A.t()), "aten.copy_", "transposed"),
     ],
 )
 def test_a_row_says_which_kernel_it_is(call: Callable[[], Any], op: str, variant: str) -> None:
-    """A layout for matmuls, an approximation for GELU, an exponent for powers, else nothing."""
+    """A layout for matmuls, an approximation for GELU, an exponent for powers, what lies apart, else nothing."""
     (row,) = [row for row in operator_rows(preflop.record(call)) if row.op == op]
     assert (row.variant, row.tensors) == (variant, 1)
 

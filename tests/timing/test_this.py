@@ -210,6 +210,58 @@ def test_operands_take_turns() -> None:
     assert seen == [0, 1, 0]
 
 
+def test_results_are_kept_until_their_turn() -> None:
+    """A result that died at once would leave its memory, still in the cache, to the next one."""
+    from preflop.measure.calibrate import _in_turn
+
+    seen: list[int] = []
+
+    def spied(*shape: int) -> torch.Tensor:
+        made = torch.zeros(*shape)
+        seen.append(made.data_ptr())
+        return made
+
+    call = _in_turn([lambda: spied(2**16)] * 3)
+    for _ in range(3):
+        call()
+    assert len(set(seen)) == 3
+
+
+def test_readings_are_brought_to_one_pace() -> None:
+    """What computes is read as at the machine's usual speed; what moves stays as read."""
+    from preflop.measure.calibrate import _at_pace
+
+    product, moved = MEASURED.readings[0], MEASURED.readings[2]
+    assert _at_pace(product, around_s=2e-3, reference_s=1e-3).seconds == pytest.approx(0.005)
+    assert _at_pace(moved, around_s=2e-3, reference_s=1e-3) == moved
+
+
+def test_a_step_is_judged_at_the_machines_speed_now() -> None:
+    """A reference that takes 1.5 of its calibrated time: so is the step expected to."""
+    from preflop.measure.step_time import TimeVerification
+
+    given = {
+        "model": "m", "lower_s": 0.5, "predicted_s": 1.0, "upper_s": 2.0, "measured_s": 1.5, "fastest_s": 1.4,
+        "slowest_s": 1.6, "steps": 5, "threads": 2, "clock": "wall clock", "tolerance": 0.2, "assumptions": (),
+    }  # fmt: skip
+    assert TimeVerification(**given, pace=1.5).verifies and not TimeVerification(**given).verifies
+    assert TimeVerification(**given, pace=1.5).to_dict()["predicted_now_s"] == 1.5
+
+
+def test_a_long_call_is_timed_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes seconds is not called five times; what is short is, and warmed up."""
+    from preflop.measure import speed
+
+    calls: list[None] = []
+    where = torch.device("cpu")
+    speed.seconds_of(lambda: calls.append(None), where)
+    assert len(calls) == 2 + speed.FEWEST_CALLS
+    monkeypatch.setattr(speed, "_LONG_S", -1.0)
+    calls.clear()
+    speed.seconds_of(lambda: calls.append(None), where)
+    assert len(calls) == 2
+
+
 def test_not_calibrated_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a file the message names the command."""
     monkeypatch.setenv("PREFLOP_CALIBRATION", str(tmp_path / "none.toml"))

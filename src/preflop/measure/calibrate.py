@@ -11,9 +11,9 @@ from __future__ import annotations
 import itertools
 import os
 import platform
-import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -21,16 +21,14 @@ import torch
 
 from preflop.ledgers.operators import operator_rows
 from preflop.measure.calibration_cases import Case, cases
-from preflop.measure.clock import now
 from preflop.measure.pages import FreshPages, fresh_pages, keep_freed_memory
+from preflop.measure.speed import Reference, seconds_of
 from preflop.record.call_tape import record_call
 from preflop.timing.kernels import Family, family
 from preflop.timing.tiles import result_of
 
 BUDGET_S = 0.03
 """Time spent on one operator at one size, after calls to warm up."""
-FEWEST_CALLS = 3
-_WARM_UP = 2
 _FOOTPRINT_BYTES, _MOST_COPIES = 48 * 2**20, 48
 """How much is touched, and by how many sets of operands, before the first set's turn comes again."""
 _MOMENTS, _HOST_BUDGET_S = 4, 0.2
@@ -76,6 +74,8 @@ class Calibration:
     """Seconds of the host per kernel of an optimizer's loop, which autograd and modules have no part in."""
     pages: FreshPages | None = None
     """Of the CPU, where large tensors are on new pages."""
+    reference_s: float | None = None
+    """Of `speed.Reference`, the median of all its readings: the speed at which the others would have been taken."""
 
     @property
     def is_cpu(self) -> bool:
@@ -105,14 +105,20 @@ def calibrate(
         hosts = (_layers(where), _optimizer(where))
         call_s = _call_s(where)
         every = list(cases(where))
+        reference = Reference(where)
+        paces, around = [reference.seconds()], list[float]()
         for number, case in enumerate(every):
             if number % (len(every) // _MOMENTS) == 0:  # what else runs on a machine comes and goes
                 for host in hosts:
                     host.taken.append(seconds_of(host.step, where, _HOST_BUDGET_S))
             progress(f"{number / len(every):4.0%} {case.op} {case.dtype}")
             reading = _read(case, where, call_s if found.is_cpu else 0.0, budget_s)
+            paces.append(reference.seconds())
             if reading is not None:
                 found.readings.append(reading)
+                around.append((paces[-2] + paces[-1]) / 2)
+    found.reference_s = median(paces)
+    found.readings = [_at_pace(*pair, found.reference_s) for pair in zip(found.readings, around)]
     found.launch_s, found.optimizer_launch_s = (_launch_s(host, found) for host in hosts)
     return found
 
@@ -154,33 +160,17 @@ def _cpu_name() -> str:
 # -- clock --------------------------------------------------------------------------------------------
 
 
-def _wait(where: torch.device) -> None:
-    if where.type == "cuda":
-        torch.cuda.synchronize(where)
-
-
-def seconds_of(call: Callable[[], Any], where: torch.device, budget_s: float) -> float:
-    """Seconds of one call: the median of as many as the budget holds, at least `FEWEST_CALLS`."""
-    for _ in range(_WARM_UP):
-        call()
-    _wait(where)
-    taken: list[float] = []
-    end = time.perf_counter() + budget_s
-    while len(taken) < FEWEST_CALLS or (time.perf_counter() < end and len(taken) < 1000):
-        start = now(where)
-        call()
-        _wait(where)
-        taken.append(now(where) - start)
-    return median(taken)
-
-
 def _in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
-    """A call that takes the next set of operands each time: in a step they were last touched long before,
-    and are not in the nearest cache."""
+    """A call that takes the next set of operands each time, and keeps results until their set's next turn: in a step
+    the operands were last touched long before, a result is written to memory that was something else's, and neither
+    is in the nearest cache."""
     turn = itertools.cycle(calls)
+    results: deque[Any] = deque(maxlen=len(calls))
 
     def call() -> Any:
-        return next(turn)()
+        if len(results) == len(calls):
+            results.popleft()  # its memory is the next result's
+        results.append(next(turn)())
 
     return call
 
@@ -275,6 +265,14 @@ def _read(case: Case, where: torch.device, launch_s: float, budget_s: float) -> 
         case.op, kind, case.dtype, flops // calls, moved // calls, net, rows[0].variant, rows[0].tensors,
         _product(kind, flops // calls, rows[0].shapes),
     )  # fmt: skip
+
+
+def _at_pace(reading: Reading, around_s: float, reference_s: float) -> Reading:
+    """The reading as it would have been at the machine's usual speed: what computes goes with its clock, as the
+    reference does, which was read right before and after it; what moves goes with the memory, and stays."""
+    if not reading.kind.computes:
+        return reading
+    return replace(reading, seconds=reading.seconds * reference_s / around_s)
 
 
 def _product(kind: Family, flops: int, shapes: str) -> tuple[int, int, int] | None:

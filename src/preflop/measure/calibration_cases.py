@@ -54,13 +54,22 @@ _LAYOUTS = (("mm", "NT"), ("mm", "NN"), ("mm", "TN"), ("addmm", "NT"))
 
 def _matmuls(where: torch.device, dtype: str) -> Iterator[Case]:
     sides: tuple[int, ...] = _LARGE_SIDES if where.type == "cuda" else _SIDES
-    if where.type == "cpu" and dtype == "float16":
-        sides = sides[1:3]  # what its kernels reach is the same everywhere: few CPUs have arithmetic for it
+    if where.type == "cpu" and not _computes_in(dtype):
+        sides = sides[1:3]  # emulated: slow, and what is reached is much the same at every size
     for m, k, n in itertools.product(sides, sides, sides):
         for op, layout in _LAYOUTS:
             yield Case(f"aten.{op}", dtype, _product(where, dtype, (m, k, n), op, layout))
     for batch, length, width in ((4, 64, 32), (16, 128, 64), (32, 256, 64), (64, 512, 64)):
         yield Case("aten.bmm", dtype, _bmm(where, dtype, batch, length, width))
+
+
+def _computes_in(dtype: str) -> bool:
+    """Whether this CPU has arithmetic for it that oneDNN's matmuls use."""
+    if dtype == "float32" or not torch.backends.mkldnn.is_available():
+        return dtype == "float32"
+    if dtype == "bfloat16":
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 def _product(where: torch.device, dtype: str, sizes: tuple[int, int, int], op: str, layout: str) -> Make:
@@ -104,8 +113,8 @@ def _convolution(
         ones, pad, none = [1, 1], [kernel // 2, kernel // 2], [0, 0]
         if not backward:
             return lambda: aten.convolution(x, w, None, ones, pad, ones, False, none, 1)
-        mask = [True, True, False]
-        return lambda: aten.convolution_backward(x, x, w, None, ones, pad, ones, False, none, 1, mask)
+        mask, gradient = [True, True, False], torch.ones_like(x)
+        return lambda: aten.convolution_backward(gradient, x, w, None, ones, pad, ones, False, none, 1, mask)
 
     return make
 
@@ -271,7 +280,7 @@ def _rows(where: torch.device, dtype: str) -> Iterator[Case]:
     """Operators over rows: softmax, norms, sums, lookups."""
     for rows, width in ((16, 64), (128, 128), (512, 256), (2048, 512), (4096, 1024), (4096, 4096)):
         for name, make in _row_calls(where, rows, width, dtype).items():
-            yield Case(f"aten.{name}", dtype, make)
+            yield Case(f"aten.{name.partition('(')[0]}", dtype, make)
 
 
 def _row_calls(where: torch.device, rows: int, width: int, dtype: str) -> dict[str, Make]:
@@ -279,6 +288,13 @@ def _row_calls(where: torch.device, rows: int, width: int, dtype: str) -> dict[s
         def make() -> Callable[[], Any]:
             x = _tensor(where, rows, width, dtype=dtype)
             return lambda: call(x)
+
+        return make
+
+    def pair(call: Callable[..., Any]) -> Make:
+        def make() -> Callable[[], Any]:
+            gradient, x = (_tensor(where, rows, width, dtype=dtype) for _ in range(2))
+            return lambda: call(gradient, x)
 
         return make
 
@@ -290,21 +306,28 @@ def _row_calls(where: torch.device, rows: int, width: int, dtype: str) -> dict[s
 
     def norm_backward() -> Callable[[], Any]:
         x = _tensor(where, rows, width, dtype=dtype)
-        _, mean, rstd = aten.native_layer_norm(x, [width], weight, weight, 1e-5)
+        y, mean, rstd = aten.native_layer_norm(x, [width], weight, weight, 1e-5)
         return lambda: aten.native_layer_norm_backward(
-            x, x, [width], mean, rstd, weight, weight, [True, True, True]
+            y, x, [width], mean, rstd, weight, weight, [True, True, True]
         )
 
     return {
         "_softmax": given(lambda x: aten._softmax(x, -1, False)),
         "_log_softmax": given(lambda x: aten._log_softmax(x, -1, False)),
-        "_softmax_backward_data": given(lambda x: aten._softmax_backward_data(x, x, -1, kind)),
-        "_log_softmax_backward_data": given(lambda x: aten._log_softmax_backward_data(x, x, -1, kind)),
+        "_softmax_backward_data": pair(lambda g, x: aten._softmax_backward_data(g, x, -1, kind)),
+        "_log_softmax_backward_data": pair(lambda g, x: aten._log_softmax_backward_data(g, x, -1, kind)),
         "native_layer_norm": given(lambda x: aten.native_layer_norm(x, [width], weight, weight, 1e-5)),
         "native_layer_norm_backward": norm_backward,
         "nll_loss_backward": given(
             lambda x: aten.nll_loss_backward(one, x, labels, None, 2, -100, torch.ones_like(one))
         ),
+        # Over the rows, whose elements lie apart.
+        "_softmax(strided)": given(lambda x: aten._softmax(x, 0, False)),
+        "_log_softmax(strided)": given(lambda x: aten._log_softmax(x, 0, False)),
+        "_softmax_backward_data(strided)": pair(lambda g, x: aten._softmax_backward_data(g, x, 0, kind)),
+        "_log_softmax_backward_data(strided)": pair(lambda g, x: aten._log_softmax_backward_data(g, x, 0, kind)),
+        "clone(transposed)": given(lambda x: aten.clone(x.t(), memory_format=torch.contiguous_format)),
+        "copy_(transposed)": pair(lambda a, b: a.t().copy_(b.view(width, rows))),
         "sum": given(lambda x: torch.sum(x, 0, keepdim=True)),
         "cat": given(lambda x: torch.cat((x, x), -1)),
         "embedding": given(lambda x: aten.embedding(x, ids)),
@@ -331,9 +354,9 @@ def _image_calls(
 
     def batch_norm_backward() -> Callable[[], Any]:
         x = _tensor(where, batch, channels, side, side)
-        _, mean, rstd = aten.native_batch_norm(x, weight, weight, None, None, True, 0.1, 1e-5)
+        y, mean, rstd = aten.native_batch_norm(x, weight, weight, None, None, True, 0.1, 1e-5)
         return lambda: aten.native_batch_norm_backward(
-            x, x, weight, None, None, mean, rstd, True, 1e-5, [True, True, True]
+            y, x, weight, None, None, mean, rstd, True, 1e-5, [True, True, True]
         )
 
     def pool() -> Callable[[], Any]:

@@ -9,23 +9,17 @@ from statistics import median
 import torch
 
 from preflop.measure.calibrate import Calibration, Reading
-from preflop.timing.kernels import Family, own_name, size_of
+from preflop.timing.kernels import own_name, size_of
 from preflop.timing.this import SCHEMA
-
-_BY_FLOPS = (Family.MATMUL, Family.BATCHED, Family.CONVOLUTION, Family.RECURRENT)
-
-
-def _computes(reading: Reading) -> bool:
-    return reading.kind in _BY_FLOPS or reading.kind.attends
 
 
 def calibration_text(found: Calibration) -> str:
     """The calibration as TOML. Peaks are the best rates measured; curves are shares of them."""
     peaks = {
-        dtype: max(r.flops / r.seconds for r in found.readings if _computes(r) and r.dtype == dtype)
-        for dtype in dict.fromkeys(r.dtype for r in found.readings if _computes(r))
+        dtype: max(r.flops / r.seconds for r in found.readings if r.kind.computes and r.dtype == dtype)
+        for dtype in dict.fromkeys(r.dtype for r in found.readings if r.kind.computes)
     }
-    bandwidth = max(r.moved / r.seconds for r in found.readings if not _computes(r))
+    bandwidth = max(r.moved / r.seconds for r in found.readings if not r.kind.computes)
     lines = [
         f'schema = "{SCHEMA}"',
         f'measured_at = "{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC, torch {torch.__version__}"',
@@ -52,6 +46,9 @@ def calibration_text(found: Calibration) -> str:
     lines.append(f"smallest_kernel_s = {0.0 if found.is_cpu else found.launch_s / 4:.4g}")
     if found.optimizer_launch_s is not None:
         lines.append(f"optimizer_launch_s = {found.optimizer_launch_s:.4g}")
+    if found.reference_s is not None:
+        lines += ["", "# Of a matmul that says how fast the machine is.", "[speed]"]
+        lines.append(f"reference_s = {found.reference_s:.4g}")
     if found.pages is not None:
         lines += ["", "# Tensors of so many bytes and more are on new pages whenever they are made.", "[pages]"]
         lines += [f"from_bytes = {found.pages.from_bytes}", f"s_per_byte = {found.pages.s_per_byte:.4g}"]
@@ -59,7 +56,7 @@ def calibration_text(found: Calibration) -> str:
 
 
 def _curves(found: Calibration, peaks: dict[str, float], bandwidth: float) -> Iterator[str]:
-    moving = [reading for reading in found.readings if not _computes(reading)]
+    moving = [reading for reading in found.readings if not reading.kind.computes]
     yield "# [bytes, share of the best]; sizes as in timing/curves.toml."
     yield "[curves]"
     yield 'source = "preflop calibrate"'
@@ -72,7 +69,7 @@ def _curves(found: Calibration, peaks: dict[str, float], bandwidth: float) -> It
         yield _curve(f'"{name}"', readings, bandwidth)
     for name, readings in _grouped(moving, lambda reading: f"{reading.kind.value} {reading.dtype}"):
         yield _curve(f'"{name}"', readings, bandwidth)
-    computing = [reading for reading in found.readings if _computes(reading)]
+    computing = [reading for reading in found.readings if reading.kind.computes]
     yield ""
     yield "# [FLOPs, bytes, share of the best] of single calls."
     yield "[curves.surfaces]"

@@ -16,6 +16,8 @@ from preflop.errors import BadSubject, PreflopError
 from preflop.measure.allocations import garbage_collector_off
 from preflop.measure.clock import clock_name, now
 from preflop.measure.memory import RealSubject, build, check_fits
+from preflop.measure.pages import keep_freed_memory
+from preflop.measure.speed import Reference
 from preflop.record.subject_tape import record_subject
 from preflop.subject import Subject
 from preflop.timing.this import THIS, this_table
@@ -24,8 +26,12 @@ TOLERANCE = 0.20
 """Relative difference of the step's time within which it verifies."""
 
 _WARM_UP = 2
-_FEWEST, _MOST = 3, 50
+_FEWEST, _MOST = 5, 50
 _BUDGET_S = 5.0
+_KEPT = (
+    "measured in a process that keeps the memory it frees, as `preflop train` does; by default glibc returns the top "
+    "of its heap and faults it in anew in every step"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +52,19 @@ class TimeVerification:
     """By which the steps were timed."""
     tolerance: float
     assumptions: tuple[str, ...]
+    pace: float | None = None
+    """Time of a reference matmul (`measure/speed.py`) between these steps over its time at calibration: 1.2 is a
+    machine that is slower now, by its clock or by what else it runs. None: the calibration has no such reading."""
+
+    @property
+    def predicted_now_s(self) -> float:
+        """The prediction at the machine's speed while the steps ran."""
+        return self.predicted_s * (self.pace or 1.0)
 
     @property
     def error(self) -> float:
-        """Relative: 0.1 is ten percent predicted too much."""
-        return self.predicted_s / self.measured_s - 1
+        """Relative, of the prediction at the machine's speed now: 0.1 is ten percent predicted too much."""
+        return self.predicted_now_s / self.measured_s - 1
 
     @property
     def verifies(self) -> bool:
@@ -62,6 +76,7 @@ class TimeVerification:
         return {
             "schema": "preflop.verify-time/1",
             **asdict(self),
+            "predicted_now_s": self.predicted_now_s,
             "error": self.error,
             "verifies": self.verifies,
         }
@@ -96,16 +111,26 @@ def verify_step_time(
         raise BadSubject("this step has an operator or dtype that the calibration did not measure.")
     check_fits(account.memory.first_step_peak_bytes)
     progress("timing real steps")
-    taken = measured_steps(subject)
+    reference = Reference(torch.device("cpu"))
+    paces: list[float] = []
+    kept = (_KEPT,) if keep_freed_memory() else ()
+    taken = measured_steps(subject, lambda: paces.append(reference.seconds()))
+    calibrated_s = this_table().get("speed", {}).get("reference_s")
     return TimeVerification(
         model=subject.name, lower_s=timed.lower_s, predicted_s=timed.expected_s, upper_s=timed.upper_s,
         measured_s=median(taken), fastest_s=min(taken), slowest_s=max(taken), steps=len(taken),
-        threads=torch.get_num_threads(), clock=clock_name(), tolerance=tolerance, assumptions=account.assumptions,
+        threads=torch.get_num_threads(), clock=clock_name(), tolerance=tolerance,
+        assumptions=(*account.assumptions, *kept),
+        pace=median(paces) / calibrated_s if calibrated_s else None,
     )  # fmt: skip
 
 
-def measured_steps(subject: Subject, budget_s: float = _BUDGET_S) -> list[float]:
-    """Seconds of real optimizer steps, the first ones (which warm up) left out."""
+def measured_steps(subject: Subject, before_each: Callable[[], object] = lambda: None) -> list[float]:
+    """Seconds of real optimizer steps, the first ones (which warm up) left out.
+
+    Args:
+        before_each: called before every step that is timed.
+    """
     taken: list[float] = []
     with torch.random.fork_rng(devices=[]):
         real = build(subject)
@@ -115,9 +140,10 @@ def measured_steps(subject: Subject, budget_s: float = _BUDGET_S) -> list[float]
             # The loop collects garbage after each step: what is there already need not be searched, which
             # would take longer than the step and empty the caches.
             gc.freeze()
-            end = time.perf_counter() + budget_s
+            end = time.perf_counter() + _BUDGET_S
             try:
                 while len(taken) < _FEWEST or (time.perf_counter() < end and len(taken) < _MOST):
+                    before_each()
                     taken.append(_one_step(real))
             finally:
                 gc.unfreeze()

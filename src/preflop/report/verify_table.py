@@ -112,8 +112,12 @@ def _parts(verification: Verification) -> Iterable[RenderableType]:
 def time_sentence(found: TimeVerification) -> str:
     """Predicted and measured time of a step, and whether they agree."""
     verdict = "verifies" if found.verifies else "does not verify"
+    now = "" if found.pace is None else (
+        f", {time_text(found.predicted_now_s)} at its speed now (a reference matmul takes {found.pace:.2f} of its "
+        "calibrated time)"
+    )  # fmt: skip
     return (
-        f"{found.model}: predicted {time_text(found.predicted_s)} (at least {time_text(found.lower_s)}), measured "
+        f"{found.model}: predicted {time_text(found.predicted_s)} (at least {time_text(found.lower_s)}){now}, measured "
         f"{time_text(found.measured_s)} ({time_text(found.fastest_s)} to {time_text(found.slowest_s)} over "
         f"{found.steps} steps, {found.threads} thread{'s' if found.threads > 1 else ''}, {found.clock}): "
         f"{error_text(found.error)}, {verdict} within {found.tolerance:.0%}."

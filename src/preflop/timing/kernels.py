@@ -53,10 +53,15 @@ class Family(str, Enum):
         """Fused attention, forward or backward."""
         return "forward" in self.value or "backward" in self.value
 
+    @property
+    def computes(self) -> bool:
+        """Timed by its FLOPs: products, or attention."""
+        return self in _PRODUCTS or self.attends
+
 
 CALIBRATED = "single operators as `preflop calibrate` measured them here, by size"
 _BATCHED = ("aten.bmm", "aten.baddbmm", "aten._grouped_mm")
-_COMPUTE = (Family.MATMUL, Family.BATCHED, Family.CONVOLUTION, Family.RECURRENT)
+_PRODUCTS = (Family.MATMUL, Family.BATCHED, Family.CONVOLUTION, Family.RECURRENT)
 _NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "cudnn_batch_norm")
 # Attention's backward computes the scores anew: five products where the model's FLOPs count four.
 # Source: FlashAttention-2 (arXiv 2307.08691), section 4.1: backward is 2.5 times the forward.
@@ -178,7 +183,7 @@ def device_curve(device: Device, kind: Family, dtype: str, op: str = "", variant
             points = own["ops"].get(name)
             if points:
                 return curve_from(points, CALIBRATED)
-    name = f"{kind.value}_{dtype}" if kind in _COMPUTE else kind.value
+    name = f"{kind.value}_{dtype}" if kind in _PRODUCTS else kind.value
     if name in own:
         source = own.get("source", "")
         what = _table()["sources"].get(source, source)

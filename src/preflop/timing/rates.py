@@ -26,7 +26,6 @@ from preflop.timing.tiles import Result, tile_share, tile_shares
 if TYPE_CHECKING:
     import numpy as np
 
-_COMPUTES = (Family.MATMUL, Family.BATCHED, Family.CONVOLUTION, Family.RECURRENT)
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ def kernel_rate(device: Device, kind: Family, dtype: str, named: Named = _UNNAME
     moving, relative, said = _moving(device, kind, named)
     if moving is None:
         return None
-    if kind not in _COMPUTES and not kind.attends:
+    if not kind.computes:
         return KernelRate(kind, None, moving, relative, said)
     surface = device_surface(device, kind, dtype, named.op, named.variant)
     if surface is not None:
@@ -173,7 +172,7 @@ def _tiled_units(device: Device, kind: Family) -> int:
 def _moving(device: Device, kind: Family, named: Named) -> tuple[Curve | None, float, tuple[str, ...]]:
     """(curve of bytes, factor on it, what to say of it)."""
     family = kind if kind in (Family.SOFTMAX, Family.NORM) else Family.ELEMENTWISE
-    moves = kind not in _COMPUTES and not kind.attends
+    moves = not kind.computes
     own = device_curve(device, family, named.dtype, named.op if moves else "", named.variant)
     if own is not None:
         return own, 1.0, ()
