@@ -46,7 +46,7 @@ def account(
         loss: from the model's output to a scalar. Default: `.loss` of the output, the output if it is
             a scalar, else its mean in fp32.
         optimizer: a name, a callable from parameters to an `Optimizer`, or None.
-        precision: "fp32", "tf32", "bf16-mixed", "fp16-mixed", "bf16", "bf16-fp32-states" or
+        precision: "fp32", "tf32", "bf16-mixed", "fp16-mixed", "fp8", "bf16", "bf16-fp32-states" or
             "bf16-master".
         microbatches: how many batches make one optimizer step.
         recompute: "none", "block", "selective", or a callable from module name to bool.

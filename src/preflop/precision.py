@@ -29,17 +29,21 @@ class Precision:
     """The optimizer holds an fp32 copy of each parameter and updates that."""
     tf32: bool = False
     """fp32 matmuls run on tensor cores with 10 mantissa bits; bytes stay those of fp32."""
+    fp8_linears: bool = False
+    """Linears of the blocks multiply in fp8, each by its own scales; the rest runs as autocast says."""
     scaled: bool = False
     """The loss is multiplied before backward and gradients are divided after it (fp16 underflows)."""
     meaning: str = ""
 
     @property
     def compute_dtype(self) -> str:
-        """The format matmuls run in: "tf32", else autocast's, else the parameters'.
+        """The format matmuls run in: "tf32" or "float8" where asked, else autocast's, else the parameters'.
 
         >>> find_precision("bf16-mixed").compute_dtype, find_precision("tf32").compute_dtype
         ('bfloat16', 'tf32')
         """
+        if self.fp8_linears:
+            return "float8"
         return "tf32" if self.tf32 else self.autocast_dtype or self.parameter_dtype
 
     @property
@@ -102,6 +106,13 @@ PRECISIONS: dict[str, Precision] = {
             "autocast to fp16 over fp32 weights, gradients and states, with loss scaling",
             autocast_dtype="float16",
             scaled=True,
+        ),
+        _of(
+            "fp8",
+            "float32",
+            "linears of the blocks in fp8 with delayed scaling, everything else as in bf16-mixed",
+            autocast_dtype="bfloat16",
+            fp8_linears=True,
         ),
         _of("bf16", "bfloat16", "everything in bf16, optimizer states too, as torch makes them"),
         _of(

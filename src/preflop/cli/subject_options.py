@@ -41,7 +41,7 @@ TargetSeq = Annotated[str | None, typer.Option(help="Positions that the decoder 
 Frames = Annotated[str | None, typer.Option(help="Of sound: samples of the waveform.")]
 PrecisionName = Annotated[
     str | None,
-    typer.Option(help="fp32 (default), tf32, bf16-mixed, fp16-mixed, bf16, bf16-fp32-states, bf16-master."),
+    typer.Option(help="fp32 (default), tf32, bf16-mixed, fp16-mixed, fp8, bf16, bf16-fp32-states, bf16-master."),
 ]
 Optimizer = Annotated[str | None, typer.Option(help="adamw (default), sgd, adafactor, ..., or none.")]
 Microbatches = Annotated[str | None, typer.Option(help="Batches per optimizer step (default 1).")]

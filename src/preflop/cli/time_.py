@@ -15,7 +15,7 @@ def command(
     gpus: Annotated[str, typer.Option(help="Number of GPUs.")] = "1",
     mfu: Annotated[str, typer.Option(help="Model FLOPs utilization, above 0 and at most 1.")] = "0.5",
     precision: Annotated[
-        str, typer.Option("--precision", "--dtype", help="A precision (bf16-mixed) or a dtype (fp8).")
+        str, typer.Option("--precision", "--dtype", help="A precision (bf16-mixed) or a dtype (int8).")
     ] = "bf16",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

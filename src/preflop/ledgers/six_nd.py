@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from preflop.account import Difference
 from preflop.ledgers.tally import used_outputs
+from preflop.ops.fp8 import CASTS
 from preflop.ops.pricing import work
 from preflop.ops.registry import Kind, Work
 from preflop.tape.events import Call, ParameterInfo, Phase, Role, Tape
@@ -159,9 +160,9 @@ def _weight_storages(tape: Tape, calls: Iterable[Call]) -> dict[int, int]:
     weights = {parameter.storage: parameter.storage for parameter in tape.parameters}
     for call in calls:
         signature = tape.signatures[call.signature]
-        if signature.op not in _SAME_VALUE:
+        if signature.op not in _SAME_VALUE and signature.op not in CASTS:
             continue
-        inputs = call.storages[: len(signature.inputs)]
+        inputs = call.storages[: 1 if signature.op in CASTS else len(signature.inputs)]  # not its scale and history
         sources = {weights[storage] for storage in inputs if storage in weights}
         if len(sources) == 1 and all(storage in weights for storage in inputs):
             for storage in call.storages[len(signature.inputs) :]:

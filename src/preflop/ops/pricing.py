@@ -11,6 +11,7 @@ from preflop.ops import (  # noqa: F401  (each registers its formulas)
     attention,
     convolution,
     embedding,
+    fp8,
     fused,
     linear_algebra,
     matmul,

@@ -35,12 +35,21 @@ def evidence(
     """
     bars: dict[str, ErrorBar | None] = {"memory": None, "step_time": None}
     if device is not None and device.id != "this":
-        bits = 16 if subject is not None and "16" in subject.precision else 32
+        bits = 32 if subject is None else _bits(subject.precision)
         tokens = subject.tokens if subject is not None else None
         asked = _Asked(device.id, bits, parameters, tokens)
         bars["memory"] = _bar("memory", memory.allocated_bytes, asked)
         bars["step_time"] = _bar("step_time", time.expected_s, asked)
     return Evidence(tuple(_standing(memory, time, device)), bars["memory"], bars["step_time"])
+
+
+def _bits(precision: str) -> int:
+    """Of the numbers that most matmuls read, from a precision's name.
+
+    >>> _bits("fp8"), _bits("bf16-mixed"), _bits("tf32")
+    (8, 16, 32)
+    """
+    return 8 if precision == "fp8" else 16 if "16" in precision else 32
 
 
 def _standing(memory: Memory, time: Time, device: DeviceFacts | None) -> Sequence[Standing]:

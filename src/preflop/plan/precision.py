@@ -65,7 +65,7 @@ def precision_advice(account: Account) -> PrecisionAdvice:
     subject = account.tape.subject
     name = subject.precision if subject is not None else "fp32"
     precision = find_precision(name)
-    half = precision.compute_dtype in ("bfloat16", "float16")
+    half = (precision.autocast_dtype or precision.parameter_dtype) in ("bfloat16", "float16")
     bandwidth = account.device.bandwidth_bytes_per_s if account.device is not None else None
     kept = tuple(_kept(row, bandwidth) for row in account.operators if half and _runs_in_fp32(row))
     casts = [row for row in account.copies if row.kind == "cast"]

@@ -19,6 +19,7 @@ from preflop.record import prepare
 from preflop.record.eager import compiled_words
 from preflop.record.fake import way_out
 from preflop.record.fold import LEAST_SAVED, Fold, cut
+from preflop.record.fp8 import convert_linears
 from preflop.record.loop import default_loss, loss_assumption, train_step
 from preflop.record.optimizers import InBackward, assumptions_of, build_optimizer, named_parameters
 from preflop.record.recompute import apply_recompute, repeated_blocks, without_cache
@@ -105,6 +106,8 @@ def _record(
     with recorder:
         recorder.recording = False
         model = prepare.real_model(subject) if real else prepare.fake_model(subject, recorder)
+        if subject.precision.fp8_linears:
+            convert_linears(model, subject, recorder)
         apply_recompute(model, subject.recompute)
         if recorder.lives is not None:
             without_cache(model)

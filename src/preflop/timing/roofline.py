@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from preflop.account import OperatorRow
 from preflop.formulas.roofline import ridge_point
-from preflop.hardware.device import Device, MissingFigure
+from preflop.hardware.device import Device, MissingFigure, peak_name
 
 MATMUL_LIKE = frozenset({"matmul", "attention", "convolution"})
 COMPUTE = "compute"
@@ -14,6 +14,7 @@ BANDWIDTH = "bandwidth"
 
 # A complex multiply-add is counted in its real operations, which run at the real dtype's rate.
 _REAL_DTYPE = {"complex64": "float32", "complex128": "float64", "complex32": "float16"}
+_FP8 = "float8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +73,10 @@ def ceiling(device: Device, kind: str, dtype: str, tf32: bool = False, op: str =
 def peak_dtype(dtype: str, tf32: bool) -> str:
     """The dtype whose dense peak matmuls of `dtype` run at.
 
-    >>> peak_dtype("complex64", False), peak_dtype("float32", True)
-    ('float32', 'tf32')
+    >>> peak_dtype("complex64", False), peak_dtype("float32", True), peak_dtype("float8_e5m2", False)
+    ('float32', 'tf32', 'float8')
     """
-    real = _REAL_DTYPE.get(dtype, dtype)
+    real = _FP8 if peak_name(dtype) == _FP8 else _REAL_DTYPE.get(dtype, dtype)
     return "tf32" if tf32 and real == "float32" else real
 
 

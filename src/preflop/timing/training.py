@@ -54,7 +54,7 @@ def training_time(
     """The run's time: 6·N·D over what `gpus` devices do at this utilization of their dense peak.
 
     Args:
-        precision: a precision ("bf16-mixed", by the format its matmuls run in) or a dtype ("fp8").
+        precision: a precision ("bf16-mixed", by the format its matmuls run in) or a dtype ("int8").
 
     >>> from preflop.hardware.catalog import find
     >>> run = training_time(70 * 10**9, 15 * 10**12, 1024, find("h100-sxm"), 0.5)

@@ -143,7 +143,11 @@ def _check(config: TrainConfig) -> None:
             raise PreflopError(f"{key} is {getattr(config, key)!r}; it must be one of {', '.join(choices)}.")
     if (config.steps is None) == (config.epochs is None):
         raise PreflopError("a run needs steps or epochs, and not both.\n  Give --steps N, or --epochs N.")
-    find_precision(config.precision)
+    if find_precision(config.precision).fp8_linears:
+        raise PreflopError(
+            "`preflop train` does not run fp8: its linears need Transformer Engine's kernels, which are no part of "
+            "torch.\n  Take --precision bf16-mixed; `preflop account` prices a step in fp8."
+        )
     spec = find_optimizer(config.optimizer)
     if spec.matrices_only or spec.quantised or spec.in_backward:
         raise PreflopError(
