@@ -356,3 +356,15 @@ def test_clipping_is_priced() -> None:
     priced = own_account(config, find("gpt2-nano"), 1, torch.device("cpu")).operators
     calls = {row.op: (row.phase, row.calls) for row in priced if "_foreach_" in row.op}
     assert calls["aten._foreach_norm"] == calls["aten._foreach_mul_"] == ("optimizer", 1)
+
+
+@pytest.mark.parametrize(("pace", "said"), [(1.6, "takes 1.60 of its time"), (1.02, "the host"), (None, "the host")])
+def test_a_machine_that_is_not_as_it_was_is_named(pace: float | None, said: str) -> None:
+    """A step slower than predicted on a machine whose matmul is slower than when it was calibrated: that is why."""
+    from preflop.measure.utilization import Meter
+    from preflop.trainer.compare import Predicted, compare
+
+    expected = Predicted(step_s=1.0, peak_bytes=2**20, tokens_per_s=1.0)
+    rows = compare(expected, Meter(tokens=1).reading(), 2**20, on_gpu=False, sharded=False, pace=pace)
+    (row,) = [row for row in rows if row.what == "step time"]
+    assert said in row.reason

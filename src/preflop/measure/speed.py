@@ -8,13 +8,14 @@ compared with steps of another by the ratio of the two (`measure/step_time.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
 import torch
 
 from preflop.measure.clock import now
+from preflop.timing.this import this_table
 
 FEWEST_CALLS = 3
 _WARM_UP = 2
@@ -70,3 +71,14 @@ class Reference:
         """Of one call, at the moment: the median of a few."""
         with torch.no_grad():
             return seconds_of(lambda: torch.mm(self._a, self._b), self._where)
+
+
+def pace(readings_s: Sequence[float]) -> float | None:
+    """What the reference takes now over what it took when this machine was calibrated: 1.2 is a machine that is
+    slower now, by its clock or by what else it runs. None: the calibration has no such reading.
+
+    Raises:
+        BadFile: this machine was never calibrated.
+    """
+    calibrated_s = this_table().get("speed", {}).get("reference_s")
+    return median(readings_s) / calibrated_s if calibrated_s else None

@@ -17,7 +17,7 @@ from preflop.measure.allocations import garbage_collector_off
 from preflop.measure.clock import clock_name, now
 from preflop.measure.memory import RealSubject, build, check_fits
 from preflop.measure.pages import keep_freed_memory
-from preflop.measure.speed import Reference
+from preflop.measure.speed import Reference, pace
 from preflop.record.subject_tape import record_subject
 from preflop.subject import Subject
 from preflop.timing.this import THIS, this_table
@@ -53,8 +53,7 @@ class TimeVerification:
     tolerance: float
     assumptions: tuple[str, ...]
     pace: float | None = None
-    """Time of a reference matmul (`measure/speed.py`) between these steps over its time at calibration: 1.2 is a
-    machine that is slower now, by its clock or by what else it runs. None: the calibration has no such reading."""
+    """Of the machine between these steps, as `speed.pace` gives it."""
 
     @property
     def predicted_now_s(self) -> float:
@@ -115,13 +114,12 @@ def verify_step_time(
     paces: list[float] = []
     kept = (_KEPT,) if keep_freed_memory() else ()
     taken = measured_steps(subject, lambda: paces.append(reference.seconds()))
-    calibrated_s = this_table().get("speed", {}).get("reference_s")
     return TimeVerification(
         model=subject.name, lower_s=timed.lower_s, predicted_s=timed.expected_s, upper_s=timed.upper_s,
         measured_s=median(taken), fastest_s=min(taken), slowest_s=max(taken), steps=len(taken),
         threads=torch.get_num_threads(), clock=clock_name(), tolerance=tolerance,
         assumptions=(*account.assumptions, *kept),
-        pace=median(paces) / calibrated_s if calibrated_s else None,
+        pace=pace(paces),
     )  # fmt: skip
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from preflop.account import Account
 from preflop.measure.utilization import Reading
 
+_OTHER_PACE = 0.1
+"""From which difference on a machine's own speed is named as the reason."""
+
 
 @dataclass(frozen=True, slots=True)
 class Compared:
@@ -52,15 +55,21 @@ def predicted(account: Account | None, tokens: int) -> Predicted:
 
 
 def compare(
-    expected: Predicted, reading: Reading, measured_peak_bytes: int | None, *, on_gpu: bool, sharded: bool
+    expected: Predicted,
+    reading: Reading,
+    measured_peak_bytes: int | None,
+    *,
+    on_gpu: bool,
+    sharded: bool,
+    pace: float | None = None,
 ) -> tuple[Compared, ...]:
-    """Every quantity that is predicted or measured."""
+    """Every quantity that is predicted or measured.
+
+    Args:
+        pace: of this machine now, as `measure.speed.pace` gives it; None where it was not calibrated.
+    """
     no_time = "nobody measured this CPU's rates: `preflop calibrate` does" if expected.step_s is None else ""
-    slower = no_time or (
-        "the host and what runs beside it: kernels are priced alone, at rates measured for large ones"
-        if not on_gpu
-        else "kernels are priced at measured rates; the host's launches, data and clipping come on top"
-    )
+    slower = no_time or _why_slower(on_gpu, pace)
     memory = (
         "each process holds its part of parameters, gradients and states: the priced one holds them all"
         if sharded
@@ -74,6 +83,14 @@ def compare(
         Compared("tokens per second", "tokens/s", expected.tokens_per_s, reading.tokens_per_s, slower),
         Compared("MFU", "share", expected.mfu, reading.mfu, no_time or "as the step time"),
     )
+
+
+def _why_slower(on_gpu: bool, pace: float | None) -> str:
+    if pace is not None and abs(pace - 1) > _OTHER_PACE:
+        return f"this machine is not as it was calibrated: a reference matmul now takes {pace:.2f} of its time then"
+    if on_gpu:
+        return "kernels are priced at measured rates; the host's launches, data and clipping come on top"
+    return "the host and what runs beside it: kernels are priced alone, at rates measured for large ones"
 
 
 def largest_difference(rows: tuple[Compared, ...]) -> Compared | None:

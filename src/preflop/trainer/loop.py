@@ -18,9 +18,11 @@ from preflop.accounting import Account
 from preflop.errors import BadSubject, PreflopError
 from preflop.measure.allocations import peak_bytes
 from preflop.measure.pages import keep_freed_memory
+from preflop.measure.speed import Reference, pace
 from preflop.measure.utilization import Meter, Reading
 from preflop.models.initialise import initialise
 from preflop.precision import find_precision
+from preflop.timing.this import THIS
 from preflop.trainer import checkpoint, preflight, randomness, state
 from preflop.trainer.batches import Microbatch, Plan, Windows, training_steps
 from preflop.trainer.checkpoint import Checkpoints, SaveFailed, Snapshot
@@ -298,7 +300,9 @@ class _Run:
         reading = self.meter.reading()
         sharded = self.config.shard == "fsdp" and self.processes.ranks > 1
         on_gpu = self.device.type == "cuda"
-        compared = compare(self.expected, reading, self.peak_bytes, on_gpu=on_gpu, sharded=sharded)
+        compared = compare(
+            self.expected, reading, self.peak_bytes, on_gpu=on_gpu, sharded=sharded, pace=self._pace()
+        )
         stopped_by = (signals.name or "a signal to another process") if asked else None
         result = Result(
             self.progress.step, self.steps, self.progress.skipped, outcome.loss if outcome else None,
@@ -306,6 +310,12 @@ class _Run:
         )  # fmt: skip
         self.display.close(compared if outcome else (), _summary(result, saved=saved))
         return result
+
+    def _pace(self) -> float | None:
+        """How fast this machine is beside its calibration, where the step was priced by that."""
+        if self.account is None or self.account.device is None or self.account.device.id != THIS:
+            return None
+        return pace([Reference(self.device).seconds()])
 
     def _step(self, batches: Sequence[Microbatch]) -> StepOutcome:
         """One step and what follows it: its row, perhaps an evaluation and a checkpoint."""
