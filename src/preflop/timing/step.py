@@ -9,6 +9,7 @@ from preflop.account import Time
 from preflop.formulas.utilization import model_flops_utilization
 from preflop.hardware.device import Device
 from preflop.timing.achieved import launch_s, phase_launch_s, smallest_kernel_s
+from preflop.timing.alignment import unaligned
 from preflop.timing.kernels import family
 from preflop.timing.rates import KernelRate, Named, kernel_rate
 from preflop.timing.roofline import BANDWIDTH, COMPUTE, MATMUL_LIKE, RooflineRow, runs_cudnn
@@ -71,7 +72,7 @@ def step_time(
             peak_flops_per_s=peak,
             peak_dtype=dominating.ceiling.dtype if dominating else None,
         ),
-        (*_cudnn_tf32(rows), *_assumptions(device, rates, missing, expected)),
+        (*_cudnn_tf32(rows), *unaligned(rows, device), *_assumptions(device, rates, missing, expected)),
     )
 
 
