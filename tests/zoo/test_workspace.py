@@ -10,8 +10,9 @@ torch = pytest.importorskip("torch")
 
 from preflop.measure.operators import OperatorReading, operator_readings
 from preflop.ops.pricing import inside_bytes
-from preflop.ops.workspace import threads
+from preflop.ops.workspace import threads, vector_bytes, vectors
 from preflop.ops.workspace_lstm import lstm_reserve_bytes
+from preflop.record.subject_tape import vector_bytes_here
 from tests.zoo.conftest import THREADS
 
 aten = torch.ops.aten
@@ -20,10 +21,17 @@ WRAPPED_NUMBERS_BYTES = 64
 BARRIERS_BYTES = 16_384
 """Per extra thread oneDNN's convolutions take some room for barriers and padded biases."""
 
-avx512 = pytest.mark.skipif(
-    "AVX512" not in torch.backends.cpu.get_cpu_capability(),
-    reason="the rules of oneDNN's layouts are those of AVX-512",
+x86 = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
+    reason="the rules of oneDNN's layouts are those of AVX-512 and AVX2",
 )
+
+
+@pytest.fixture(autouse=True)
+def this_cpu() -> Iterator[None]:
+    """Layouts for the vectors of the CPU that runs the tests."""
+    with vectors(vector_bytes_here()):
+        yield
 
 
 def reading(run: Callable[[], object], op: str) -> OperatorReading:
@@ -156,7 +164,7 @@ CONVOLUTIONS = {
 }
 
 
-@avx512
+@x86
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_convolutions(case: str) -> None:
     """Operands and results in blocks of 16 channels, and shared weight gradients: what is left is
@@ -172,8 +180,10 @@ def test_convolutions(case: str) -> None:
     backward = reading(
         lambda: aten.convolution_backward(y, x, weight, None, *shape, mask), "aten.convolution_backward"
     )
-    strided = kernel == 1 and stride == 2
-    assert abs(apart(backward)) <= (0.05 * x.nbytes + BARRIERS_BYTES if strided else BARRIERS_BYTES)
+    strided = 0.05 * x.nbytes if kernel == 1 and stride == 2 else 0
+    # What threads sum into by themselves is not counted for 1 x 1 kernels with AVX2.
+    sums = THREADS * weight.nbytes if kernel == 1 and vector_bytes() == 32 else 0
+    assert abs(apart(backward)) <= BARRIERS_BYTES + strided + sums
 
 
 def run_convolution(
@@ -201,7 +211,7 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-@avx512
+@x86
 @pytest.mark.parametrize("outer", [1, 2, 3, 4, 8, 24])
 @pytest.mark.parametrize("inner", [3, 16, 24])
 @pytest.mark.parametrize(("stride", "kernel"), [(1, 3), (2, 2), (2, 3)])
@@ -215,17 +225,140 @@ def test_few_channels(
         assert inside_bytes(found.signature, cuda=False) == found.workspace_bytes
 
 
+@x86
+@pytest.mark.parametrize("inner", [12, 17, 40, 64, 72])
+def test_blocks_of_a_strided_kernel(one_thread: None, inner: int) -> None:
+    """The weight's channels are padded to the block that the kernel chooses: to the byte."""
+    for found in run_convolution((2, inner, 48, 4, 3, 2), transposed=False, padding=1):
+        assert inside_bytes(found.signature, cuda=False) == found.workspace_bytes
+
+
+NATIVE: dict[str, dict[str, object]] = {
+    "image": {},
+    "image, channels last": {"last": ("x", "y")},
+    "gradient channels last": {"last": ("y",)},
+    "1x1": {"kernel": 1, "last": ("y",)},
+    "dilated": {"dilation": 2},
+    "groups": {"groups": 4},
+    "groups, channels last": {"groups": 4, "last": ("x", "y")},
+    "groups, dilated": {"groups": 4, "dilation": 2},
+    "groups of one sample": {"groups": 4, "batch": 1},
+    "groups of a sequence": {"groups": 4, "axes": 1, "kernel": 1, "last": ("x",)},
+    "groups, transposed": {"groups": 4, "transposed": True, "stride": 2},
+    "transposed, channels last": {"transposed": True, "last": ("x", "y")},
+    "volume": {"axes": 3},
+    "volume, groups": {"axes": 3, "groups": 2},
+    "volume, 1x1": {"axes": 3, "kernel": 1},
+    "input's gradient only": {"wanted": (True, False)},
+    "volume, input's gradient only": {"axes": 3, "wanted": (True, False)},
+    "groups, weight's gradient only": {"groups": 4, "wanted": (False, True)},
+}
+
+
+def run_native(
+    batch: int = 2,
+    axes: int = 2,
+    kernel: int = 3,
+    stride: int = 1,
+    dilation: int = 1,
+    groups: int = 1,
+    transposed: bool = False,
+    last: tuple[str, ...] = (),
+    wanted: tuple[bool, bool] = (True, True),
+) -> list[OperatorReading]:
+    """Both calls of a convolution in fp64, which oneDNN does not know."""
+    inner, outer, side = 8, 12, (40, 10, 6)[axes - 1]
+    channels = (inner, outer // groups) if transposed else (outer, inner // groups)
+    x = torch.randn(batch, inner, *[side] * axes, dtype=torch.float64)
+    weight = torch.randn(*channels, *[kernel] * axes, dtype=torch.float64)
+    x = channels_innermost(x) if "x" in last else x
+    sizes = ([stride] * axes, [kernel // 2] * axes, [dilation] * axes, transposed, [0] * axes, groups)
+    y = torch.randn_like(aten.convolution(x, weight, None, *sizes)).contiguous()
+    y = channels_innermost(y) if "y" in last else y
+    return [
+        reading(lambda: aten.convolution(x, weight, None, *sizes), "aten.convolution"),
+        reading(
+            lambda: aten.convolution_backward(y, x, weight, None, *sizes, [*wanted, False]),
+            "aten.convolution_backward",
+        ),
+    ]
+
+
+def channels_innermost(x: torch.Tensor) -> torch.Tensor:
+    """The same tensor, its channels next to each other in memory."""
+    return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+@pytest.mark.parametrize("case", NATIVE)
+def test_convolutions_by_torch(one_thread: None, case: str) -> None:
+    """Columns, slices of groups and their results before they are joined: to the byte."""
+    for found in run_native(**NATIVE[case]):  # type: ignore[arg-type]
+        assert inside_bytes(found.signature, cuda=False) == found.workspace_bytes
+
+
+IMAGES = {
+    "small result": ((2, 8, 8, 8), 16),
+    "large result": ((2, 8, 40, 40), 80),
+    "large picture": ((2, 3, 40, 40), 80),
+    "mask": ((2, 1, 8, 8), 16),
+    "shrunk": ((2, 2, 90, 90), 30),
+}
+INTERPOLATIONS: dict[str, tuple[object, ...]] = {
+    "upsample_nearest2d": (),
+    "_upsample_nearest_exact2d": (),
+    "upsample_bilinear2d": (False,),
+    "upsample_bicubic2d": (False,),
+}
+
+
+@pytest.mark.parametrize("case", IMAGES)
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "cut"])
+@pytest.mark.parametrize("name", INTERPOLATIONS)
+def test_interpolation(name: str, layout: str, case: str) -> None:
+    """Copies to channels last or tables of what is read, and backward's dense gradients: to the byte."""
+    shape, side = IMAGES[case]
+
+    def laid(height: int) -> torch.Tensor:
+        made = torch.randn(*shape[:2], height, height + (layout == "cut"))[..., :height]
+        return made.contiguous(memory_format=torch.channels_last) if layout == "channels last" else made
+
+    given, extra = (laid(shape[2]), laid(side)), INTERPOLATIONS[name]
+    forward = reading(lambda: getattr(aten, name)(given[0], [side, side], *extra), f"aten.{name}")
+    backward = reading(
+        lambda: getattr(aten, f"{name}_backward")(given[1], [side, side], list(shape), *extra),
+        f"aten.{name}_backward",
+    )
+    assert (apart(forward), apart(backward)) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["nearest3d", "trilinear3d", "nearest1d", "linear1d"])
+@pytest.mark.parametrize("last", [False, True])
+def test_interpolation_of_volumes_and_sequences(name: str, *, last: bool) -> None:
+    """Only volumes that lie channels last take that kernel."""
+    axes = int(name[-2])
+    x, y = (torch.randn(2, 8, *[side] * axes) for side in (8, 16))
+    if last:
+        x, y = channels_innermost(x), channels_innermost(y)
+    op, extra = f"upsample_{name}", () if "nearest" in name else (False,)
+    forward = reading(lambda: getattr(aten, op)(x, [16] * axes, *extra), f"aten.{op}")
+    backward = reading(
+        lambda: getattr(aten, f"{op}_backward")(y, [16] * axes, list(x.shape), *extra), f"aten.{op}_backward"
+    )
+    assert (apart(forward), apart(backward)) == (0, 0)
+
+
 TRANSPOSED = {
     "padded": (2, 64, 32, 17, 4, 2, 1),
     "wide kernel, by gemm": (2, 24, 4, 16, 16, 8, 4),
     "more than one block": (2, 40, 100, 16, 3, 2, 1),
     "1x1, stride 2": (2, 64, 80, 16, 1, 2, 0),
     "by torch, too small for oneDNN": (1, 8, 5, 10, 3, 2, 0),
+    "one channel made": (2, 8, 1, 16, 3, 1, 0),
     "by torch, 1x1": (2, 64, 13, 16, 1, 1, 0),
 }
 
 
-@avx512
+@x86
 @pytest.mark.parametrize("case", TRANSPOSED)
 def test_transposed_convolutions(one_thread: None, case: str) -> None:
     """Gradients of an input of strided convolutions have scratch of their own: to the byte."""
@@ -234,7 +367,7 @@ def test_transposed_convolutions(one_thread: None, case: str) -> None:
         assert inside_bytes(found.signature, cuda=False) == found.workspace_bytes
 
 
-@avx512
+@x86
 @pytest.mark.parametrize(
     ("length", "batch", "inner", "hidden"),
     [(16, 4, 64, 128), (64, 8, 256, 128), (20, 5, 64, 80), (1, 1, 16, 16)],

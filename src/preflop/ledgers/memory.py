@@ -104,11 +104,11 @@ def workspace_bytes(tape: Tape) -> dict[int, int]:
     followed a device's, else those of CPU kernels.
     """
     from preflop.ops.pricing import inside_bytes
-    from preflop.ops.workspace import threads
+    from preflop.ops.workspace import recorded_by
 
     cuda = tape.subject is not None and tape.subject.device != "cpu"
     found = {}
-    with threads(tape.subject.cpu_threads if tape.subject is not None else 1):
+    with recorded_by(tape.subject):
         for index, signature in enumerate(tape.signatures):
             if (size := inside_bytes(signature, cuda=cuda)) > 0:
                 found[index] = size

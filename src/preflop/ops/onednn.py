@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from preflop.ops.workspace import thread_count
+from preflop.ops.workspace import thread_count, vector_bytes
 from preflop.tape.events import TensorMeta
 from preflop.units import DTYPE_BYTES
 
 PAGE_BYTES = 4096
+AVX2_BYTES = 32
+"""A register of AVX2."""
 BATCH_ELEMENT_BYTES = 40
 """`brgemm_batch_element_t`: two addresses, two paddings and a flag of 8 bytes each."""
 _BATCH_WORTH_ONE_THREAD = 16
@@ -33,13 +35,19 @@ def rounded(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
+def channel_block() -> int:
+    """Channels of one block of oneDNN's layouts: the fp32 numbers of one vector register."""
+    return vector_bytes() // DTYPE_BYTES["float32"]
+
+
 def asks_onednn(
     x: TensorMeta, weight: TensorMeta, stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> bool:
     """Whether torch has oneDNN compute a convolution, transposed or not.
 
-    It runs tiny ones by itself, 1 x 1 ones of few samples on one thread, and fp64 always. A sequence is
-    taken as an image of one row; only the last two axes of a kernel count.
+    It runs tiny ones by itself, 1 x 1 ones of few samples on one thread, fp64 always, and 16 bits with AVX2
+    (`mkldnn_bf16_device_check`; a few CPUs of AVX2 that convert to 16 bits are taken as the others). A
+    sequence is taken as an image of one row; only the last two axes of a kernel count.
 
     >>> image = TensorMeta((1, 8, 10, 10), (800, 100, 10, 1), 0, "float32")
     >>> kernel = TensorMeta((8, 5, 3, 3), (45, 9, 3, 1), 0, "float32")
@@ -49,7 +57,7 @@ def asks_onednn(
     if x.dtype not in ("float32", "bfloat16", "float16"):
         return False
     if x.itemsize < DTYPE_BYTES["float32"]:
-        return True
+        return vector_bytes() > AVX2_BYTES
     kernel = (1, *weight.shape[2:])[-2:]
     spread = max(stride) > 1 or max(dilation) > 1 or x.shape[0] >= _BATCH_WORTH_ONE_THREAD
     worth_it = spread or prod(kernel) > 1 or thread_count() > 1

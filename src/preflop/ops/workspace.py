@@ -17,10 +17,11 @@ from contextvars import ContextVar
 
 from preflop.ops.arguments import argument, need, tensor
 from preflop.ops.registry import workspace
-from preflop.tape.events import Signature, TensorMeta
+from preflop.tape.events import Signature, SubjectInfo, TensorMeta
 from preflop.units import DTYPE_BYTES
 
 _THREADS: ContextVar[int] = ContextVar("threads", default=1)
+_VECTOR_BYTES: ContextVar[int] = ContextVar("vector_bytes", default=64)
 
 
 def thread_count() -> int:
@@ -41,6 +42,34 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         _THREADS.reset(token)
+
+
+def vector_bytes() -> int:
+    """Width of a vector register that the rules assume: 64 (AVX-512) or 32 (AVX2)."""
+    return _VECTOR_BYTES.get()
+
+
+@contextmanager
+def vectors(width_bytes: int) -> Iterator[None]:
+    """Price what is inside for vector registers of that width.
+
+    >>> with vectors(32):
+    ...     vector_bytes()
+    32
+    """
+    token = _VECTOR_BYTES.set(width_bytes)
+    try:
+        yield
+    finally:
+        _VECTOR_BYTES.reset(token)
+
+
+@contextmanager
+def recorded_by(subject: SubjectInfo | None) -> Iterator[None]:
+    """Price what is inside for the CPU that recorded a tape; for one thread where the tape does not say."""
+    with threads(subject.cpu_threads if subject is not None else 1):
+        with vectors(subject.cpu_vector_bytes if subject is not None else vector_bytes()):
+            yield
 
 
 def is_contiguous(meta: TensorMeta) -> bool:

@@ -1,12 +1,12 @@
 """What convolutions that ask oneDNN allocate inside: reordered operands and results, and scratchpads.
 
-oneDNN chooses memory layouts by the machine's instruction set. These rules are those of AVX-512 (blocks
-of 16 channels); with AVX2 (blocks of 8) they differ only where channels are padded. Left out, because
-they are small or a matter of the code oneDNN generates: padded biases, barriers, the gemm buffers of
-16-bit matmuls.
+oneDNN chooses memory layouts by the machine's instruction set: blocks of 16 channels with AVX-512, of 8 with
+AVX2. Left out, because they are small or a matter of the code oneDNN generates: padded biases, barriers, the
+gemm buffers of 16-bit matmuls. Where oneDNN is not asked, `native_convolution` has the rule.
 
-Source of the layouts: oneDNN, src/cpu/x64/jit_avx512_common_conv_kernel.cpp (`init_conf`); of the order
-of the allocations: aten/src/ATen/native/mkldnn/Conv.cpp and ideep/operators/conv.hpp.
+Source of the layouts: oneDNN, src/cpu/x64/jit_avx512_common_conv_kernel.cpp and jit_avx2_conv_kernel_f32.cpp
+(`init_conf`); of the order of the allocations: aten/src/ATen/native/mkldnn/Conv.cpp and
+ideep/operators/conv.hpp.
 """
 
 from __future__ import annotations
@@ -15,19 +15,28 @@ from dataclasses import dataclass
 from math import prod
 
 from preflop.ops.arguments import argument, need
-from preflop.ops.onednn import NESTED_BYTES, PAGE_BYTES, asks_onednn, rounded, strided_scratch_bytes
+from preflop.ops.native_convolution import NativeConvolution
+from preflop.ops.onednn import (
+    AVX2_BYTES,
+    NESTED_BYTES,
+    PAGE_BYTES,
+    asks_onednn,
+    channel_block,
+    rounded,
+    strided_scratch_bytes,
+)
 from preflop.ops.registry import workspace
-from preflop.ops.workspace import contiguous_copy_bytes, is_contiguous, thread_count
+from preflop.ops.workspace import contiguous_copy_bytes, is_contiguous, thread_count, vector_bytes
 from preflop.tape.events import Signature, TensorMeta
 from preflop.units import DTYPE_BYTES
 
-_BLOCK = 16
-"""Channels of one block: fp32 numbers of one AVX-512 register."""
 _NARROW_BLOCK = 8
 """Of an AVX2 register: the weight's gradient where few channels are read, but more than a first image has."""
-_STRIDED_BLOCK = 32
-"""Channels of the weight's block in a strided kernel, beyond 16: the most efficient of 16 to 64 for nearly
-all shapes (`est_eff` in jit_brgemm_conv_bwd_utils.cpp)."""
+_STRIDED_BLOCKS = {64: (32,), AVX2_BYTES: (32, 24)}
+"""Width of a vector register -> channels of the weight's block in a strided kernel, beyond 16: the most
+efficient of 16 to 64 for nearly all shapes (`est_eff` in jit_brgemm_conv_bwd_utils.cpp). With AVX2 it is 24 for
+a part of them, mostly where that pads less."""
+_STRIDED_FEW = 16
 _FIRST_IMAGE_CHANNELS = 3
 _FORWARD_REST_BYTES = 4_120
 """Channels-last forward: a page a thread, and this (the same for the twelve shapes measured)."""
@@ -59,6 +68,13 @@ class _Convolution:
         return asks_onednn(self.x, self.weight, self.stride, self.dilation, self.groups)
 
     @property
+    def native(self) -> NativeConvolution:
+        """The same by torch's own kernels."""
+        return NativeConvolution(
+            self.x, self.weight, self.y, self.groups, self.stride, self.padding, self.dilation, self.transposed
+        )
+
+    @property
     def channels_last(self) -> bool:
         """oneDNN computes in the caller's own channels-last layout and reorders only the weight."""
         shape, stride = self.x.shape, self.x.stride
@@ -78,7 +94,7 @@ class _Convolution:
     def plain_input(self) -> bool:
         """An image of fewer channels than a block is read as it lies (`is_1stconv`); in 16 bits of 1 or 3."""
         channels = self.source.shape[1]
-        few = channels < _BLOCK if self.itemsize == DTYPE_BYTES["float32"] else channels in (1, 3)
+        few = channels < channel_block() if self.itemsize == DTYPE_BYTES["float32"] else channels in (1, 3)
         return self.groups == 1 and few and not self.pointwise
 
     @property
@@ -88,10 +104,12 @@ class _Convolution:
 
     @property
     def narrow_gradient(self) -> bool:
-        """Whether an AVX2 kernel makes the weight's gradient: AVX-512's read images of up to 3 channels or whole
-        blocks (`src_ok` in `init_conf`)."""
-        few = _FIRST_IMAGE_CHANNELS < self.source.shape[1] < _BLOCK
-        return self.plain_input and few
+        """Whether an AVX2 kernel makes the weight's gradient, from channels padded to its blocks: AVX-512's read
+        images of up to 3 channels or whole blocks (`src_ok` in `init_conf`), AVX2's of 3 (`flat` in
+        jit_avx2_conv_kernel_f32.cpp)."""
+        channels = self.source.shape[1]
+        padded = channels > _FIRST_IMAGE_CHANNELS or (channels < _FIRST_IMAGE_CHANNELS and vector_bytes() == AVX2_BYTES)
+        return self.plain_input and padded
 
     @property
     def strided(self) -> bool:
@@ -103,13 +121,13 @@ class _Convolution:
         if max(self.stride) == 1 or max(self.dilation) > 1:
             return False
         even = not any(size % step for size, step in zip(self.source.shape[2:], self.stride))
-        block = _NARROW_BLOCK if self.transposed and even else _BLOCK
+        block = _NARROW_BLOCK if self.transposed and even else channel_block()
         return self.groups == 1 or self.weight.shape[0] // self.groups > block
 
     def channels(self, count: int) -> int:
         """Channels in memory: padded to whole blocks, without groups or one channel to a group."""
         depthwise = self.groups == self.x.shape[1]
-        return rounded(count, _BLOCK) if self.groups == 1 or depthwise else count
+        return rounded(count, channel_block()) if self.groups == 1 or depthwise else count
 
     def blocked_bytes(self, meta: TensorMeta) -> int:
         """Bytes of an activation in oneDNN's layout."""
@@ -126,7 +144,7 @@ class _Convolution:
         """The weight in oneDNN's layout."""
         out, inner, *kernel = self.weight.shape
         if self.groups == self.x.shape[1] and self.groups > 1:
-            return rounded(out, _BLOCK) * inner * prod(kernel) * self.itemsize
+            return rounded(out, channel_block()) * inner * prod(kernel) * self.itemsize
         inner = inner if self.plain_input else self.channels(inner)
         return self.channels(out) * inner * prod(kernel) * self.itemsize
 
@@ -136,9 +154,11 @@ class _Convolution:
         out, inner, *kernel = self.weight.shape
         if self.groups > 1 and not self.strided:
             return self.weight_bytes
-        block = _STRIDED_BLOCK if self.strided and inner > _BLOCK else _BLOCK
-        outer = out if self.strided else rounded(out, _BLOCK)
-        return outer * rounded(inner, block) * prod(kernel) * self.itemsize
+        padded = rounded(inner, channel_block())
+        if self.strided and inner > _STRIDED_FEW:
+            padded = min(rounded(inner, block) for block in _STRIDED_BLOCKS[vector_bytes()])
+        outer = out if self.strided else rounded(out, channel_block())
+        return outer * padded * prod(kernel) * self.itemsize
 
     @property
     def weight_gradient_by_gemm(self) -> bool:
@@ -155,7 +175,7 @@ class _Convolution:
         if self.groups == self.x.shape[1]:
             pairs = zip(self.source.shape[2:], self.weight.shape[2:])
             return width > _WIDEST_DEPTHWISE_KERNEL or any(image < kernel for image, kernel in pairs)
-        half = _BLOCK // 2
+        half = channel_block() // 2
         return any(count // self.groups % half for count in (self.x.shape[1], self.y.shape[1]))
 
     @property
@@ -194,7 +214,7 @@ def convolution(sig: Signature) -> int:
         dilation=argument(sig, 5, "dilation"),
     )
     if not case.by_onednn:
-        return x.shape[0] * _columns_bytes(case) if case.transposed else 0
+        return case.native.forward_bytes()
     if case.channels_last:
         return _channels_last_forward(case)
     if case.forward_by_gemm:
@@ -202,14 +222,6 @@ def convolution(sig: Signature) -> int:
         return min(thread_count(), x.shape[0]) * patches + contiguous_copy_bytes(x)
     peaks = _image_peaks(case) if case.transposed else _made_peaks(case)
     return max(peaks) - y.bytes + contiguous_copy_bytes(x)
-
-
-def _columns_bytes(case: _Convolution) -> int:
-    """torch's own transposed convolution: one sample's products before they are summed into the result.
-
-    Forward has them for the whole batch. Source: aten/src/ATen/native/NaiveConvolutionTranspose2d.cpp.
-    """
-    return prod(case.weight.shape[1:]) * case.groups * prod(case.x.shape[2:]) * case.itemsize
 
 
 def _made_peaks(case: _Convolution) -> tuple[int, int]:
@@ -260,7 +272,7 @@ def _subsample_bytes(case: _Convolution) -> int:
     strided = max(case.stride) > 1 and prod(case.weight.shape[2:]) == 1 and case.groups == 1
     if not strided or case.transposed or case.itemsize < DTYPE_BYTES["float32"]:
         return 0
-    return thread_count() * case.channels(case.x.shape[1]) * prod(case.y.shape[2:]) * case.itemsize
+    return thread_count() * case.channels(case.x.shape[1]) * prod(case.y.shape[2:]) * case.itemsize + NESTED_BYTES
 
 
 @workspace("aten.convolution_backward")
@@ -281,10 +293,11 @@ def convolution_backward(sig: Signature) -> int:
         dilation=argument(sig, 6, "dilation"),
     )
     wants_input, wants_weight, wants_bias = argument(sig, 10, "output_mask")
-    if not case.by_onednn:
-        plain = max(case.stride) == 1 and prod(weight.shape[2:]) == 1 and not any(case.padding)
-        return _columns_bytes(case) if case.transposed and not plain and (wants_input or wants_weight) else 0
     outputs = sum(meta.bytes for meta in sig.outputs)
+    if not case.by_onednn:
+        return case.native.backward_bytes(
+            wants_input=wants_input, wants_weight=wants_weight, made_bytes=outputs
+        )
     bias_gradient = gradient.shape[1] * gradient.itemsize if wants_bias else 0
     input_gradient = x.bytes if wants_input else 0
     if case.channels_last:
@@ -387,7 +400,7 @@ def _grouped_weight_bytes(case: _Convolution, *, wide: bool = False) -> int:
     if case.groups == 1 or (case.groups == case.x.shape[1] and not wide):
         return case.weight_bytes
     out, inner, *kernel = case.weight.shape
-    mine = rounded(out // case.groups, _BLOCK) * rounded(inner, _BLOCK)
+    mine = rounded(out // case.groups, channel_block()) * rounded(inner, channel_block())
     return case.groups * mine * prod(kernel) * case.itemsize
 
 
@@ -401,10 +414,12 @@ def _reduction_bytes(case: _Convolution) -> int:
     count = thread_count()
     if case.groups > 1 or case.narrow_gradient:
         return 0
+    if vector_bytes() == AVX2_BYTES:
+        return _shared_blocks_bytes(case)
     x, y = case.source, case.made
-    inner_block = x.shape[1] if case.plain_input else _BLOCK
+    inner_block = x.shape[1] if case.plain_input else channel_block()
     inner_blocks = -(-x.shape[1] // inner_block)
-    outer_blocks = -(-y.shape[1] // _BLOCK)
+    outer_blocks = -(-y.shape[1] // channel_block())
     rows = x.shape[0] * y.shape[2]
     x_row = prod(x.shape[2:]) // prod(case.stride) // y.shape[2]
     y_row, kernel = prod(y.shape[3:]), prod(case.weight.shape[2:])
@@ -412,7 +427,7 @@ def _reduction_bytes(case: _Convolution) -> int:
     def cost(over_rows: int, over_outer: int, over_inner: int) -> int:
         mine = -(-rows // over_rows)
         inner = -(-inner_blocks // over_inner) * inner_block
-        outer = -(-outer_blocks // over_outer) * _BLOCK
+        outer = -(-outer_blocks // over_outer) * channel_block()
         return mine * (inner * x_row + outer * y_row) + 5 * outer * inner * kernel
 
     best, chosen = cost(1, 1, 1), 1
@@ -424,6 +439,20 @@ def _reduction_bytes(case: _Convolution) -> int:
             if now <= best:
                 best, chosen = now, over_rows
     return (chosen - 1) * case.weight_bytes
+
+
+def _shared_blocks_bytes(case: _Convolution) -> int:
+    """With AVX2 each thread has blocks of the weight's gradient for itself; only where there are fewer blocks than
+    threads they share them over samples. Not counted: where 1 x 1 kernels share larger pieces.
+
+    Source: oneDNN, src/cpu/x64/cpu_reducer.cpp, `reduce_balancer_t::balance`.
+    """
+    count = thread_count()
+    blocks = -(-case.source.shape[1] // channel_block()) * -(-case.made.shape[1] // channel_block())
+    if blocks >= count or case.pointwise:
+        return 0
+    sharing = min(count // blocks, case.x.shape[0])
+    return (sharing - 1) * case.weight_bytes
 
 
 def _accumulator_bytes(case: _Convolution) -> int:

@@ -334,13 +334,12 @@ def _unexceeded(rows: np.ndarray) -> np.ndarray:
 
 def _workspaces(tape: Tape, prices: Grid, signatures: set[int]) -> dict[int, Price]:
     """What the kernels of these signatures take inside, where it is more than nothing."""
-    from preflop.ops.workspace import threads
+    from preflop.ops.workspace import recorded_by
 
     cuda = tape.subject is not None and tape.subject.device != "cpu"
-    count = tape.subject.cpu_threads if tape.subject is not None else 1
 
     def ask(signature: Signature) -> Answer:
-        with threads(count):
+        with recorded_by(tape.subject):
             return (inside_bytes(signature, cuda=cuda),)
 
     found = {}

@@ -290,7 +290,16 @@ def _subject_info(subject: Subject, batch: Any) -> SubjectInfo:
         device=subject.device,
         torch_version=torch.__version__,
         cpu_threads=torch.get_num_threads(),
+        cpu_vector_bytes=vector_bytes_here(),
     )
+
+
+def vector_bytes_here() -> int:
+    """Width of a vector register of this machine's CPU: what oneDNN builds its layouts for.
+
+    Of another instruction set than AVX2, the rules of AVX-512 are taken.
+    """
+    return 32 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 64
 
 
 __all__ = ["BadSubject", "record_subject"]

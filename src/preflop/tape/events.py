@@ -193,6 +193,9 @@ class SubjectInfo:
     torch_version: str = ""
     cpu_threads: int = 1
     """Threads of the CPU that recorded: some CPU kernels take scratch once per thread."""
+    cpu_vector_bytes: int = 64
+    """Width of a vector register of the CPU that recorded, 64 with AVX-512 and 32 with AVX2: oneDNN's
+    layouts of convolutions are made of blocks that fill one."""
 
 
 @dataclass(slots=True)
