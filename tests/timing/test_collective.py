@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preflop.hardware.catalog import find
-from preflop.timing.collective import Collective, Ranks, Sharding, collective_s, sharded_s
+from preflop.timing.collective import Collective, Ranks, Sharding, beside_s, collective_s, sharded_s
 
 A100, H100 = find("a100-80gb"), find("h100-sxm")
+SECONDS = st.floats(1e-6, 1e3)
 
 
 @given(
@@ -82,7 +83,27 @@ def test_sharding_never_makes_a_step_faster(
 
 
 def test_enough_work_hides_all_but_the_ends() -> None:
-    """A thousand units and much to compute: what is left is one gathering and one scattering."""
+    """A thousand units and much to compute: what is left is one gathering, one scattering and what kernels lose."""
     sharding = Sharding(units=1000, gathered_bytes=2e9, reduced_bytes=4e9)
     found = sharded_s(10.0, 20.0, A100, sharding, Ranks(count=8))
-    assert found is not None and sum(found) == pytest.approx(30.0, rel=1e-3)
+    gather_s = collective_s(A100, Collective.ALL_GATHER, 2e6, Ranks(count=8))
+    scatter_s = collective_s(A100, Collective.REDUCE_SCATTER, 4e6, Ranks(count=8))
+    assert found is not None and gather_s is not None and scatter_s is not None
+    lost_s = 1000 * (2 * gather_s + scatter_s) * 24 / 108
+    assert sum(found) == pytest.approx(30 + gather_s + scatter_s + lost_s)
+
+
+@pytest.mark.parametrize(("ranks", "taken"), [(8, 24), (64, 16)])
+def test_kernels_beside_a_collective_lose_its_multiprocessors(ranks: int, taken: int) -> None:
+    """An A100 has 108: NCCL takes 24 of them inside a node and 16 between nodes, for as long as it runs."""
+    assert beside_s(10.0, 2.0, A100, Ranks(count=ranks)) == pytest.approx(10 + 2 * taken / 108)
+
+
+@given(computing=SECONDS, communicating=SECONDS, ranks=st.integers(1, 512))
+def test_side_by_side_is_between_the_longer_and_the_sum(computing: float, communicating: float, ranks: int) -> None:
+    """Never shorter than either, never longer than one after the other; one rank sends nothing."""
+    both = beside_s(computing, communicating, A100, Ranks(count=ranks))
+    if ranks == 1:
+        assert both == computing
+    else:
+        assert max(computing, communicating) <= both <= (computing + communicating) * (1 + 1e-12)

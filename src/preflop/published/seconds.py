@@ -10,7 +10,7 @@ from preflop.ledgers.operators import operator_rows
 from preflop.published.fp8 import in_fp8
 from preflop.published.plan import Plan
 from preflop.tape.events import Tape
-from preflop.timing.collective import collective_s, sharded_s
+from preflop.timing.collective import beside_s, collective_s, sharded_s
 from preflop.timing.kernels import Family
 from preflop.timing.rates import kernel_rate
 from preflop.timing.roofline import MATMUL_LIKE, bandwidth_bytes_per_s, on_roofline
@@ -73,7 +73,8 @@ def _with_collectives(
         seconds = collective_s(device, what, message_bytes, plan.ranks)
         if seconds is None:
             return compute.lower_s, None
-        expected_s += max(seconds - backward.expected_s, 0.0) if hidden else seconds
+        computing_s = backward.expected_s
+        expected_s += beside_s(computing_s, seconds, device, plan.ranks) - computing_s if hidden else seconds
     return compute.lower_s, expected_s
 
 

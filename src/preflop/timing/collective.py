@@ -90,6 +90,32 @@ def collective_s(device: Device, what: Collective, message_bytes: float, ranks: 
     return max(inside_s, sent * (ranks.nodes - 1) / ranks.nodes / node_bytes_per_s)
 
 
+def beside_s(computing_s: float, communicating_s: float, device: Device, ranks: Ranks) -> float:
+    """Seconds of kernels and collectives that run at the same time.
+
+    A collective's kernel has one block on each of its channels' multiprocessors and shares them with nobody, so others
+    have the rest of the device while it runs. Source: `[multiprocessors]` of `collectives.toml`.
+
+    >>> from preflop.hardware.catalog import find
+    >>> round(beside_s(1.0, 0.5, find("a100-80gb"), Ranks(count=64)), 3)     # 16 of 108 are taken for half a second
+    1.074
+    >>> beside_s(0.1, 0.5, find("a100-80gb"), Ranks(count=64))
+    0.5
+    """
+    if ranks.count == 1:
+        return computing_s
+    return max(computing_s + communicating_s * _taken_share(device, ranks), communicating_s)
+
+
+def _taken_share(device: Device, ranks: Ranks) -> float:
+    """Of the multiprocessors, while a collective runs; nothing where the catalog does not know how many there are."""
+    figure = device.figures.get("unit_count")
+    if figure is None:
+        return 0.0
+    taken = _table()["multiprocessors"]["inside_node" if ranks.nodes == 1 else "between_nodes"]
+    return min(float(taken) / float(figure.value), 1.0)
+
+
 def _inside(device: Device, what: Collective) -> Curve | None:
     """Bus bandwidth in GB/s inside a node, by message."""
     table = _table()
@@ -137,8 +163,8 @@ def sharded_s(
     scatter_s = collective_s(device, Collective.REDUCE_SCATTER, sharding.reduced_bytes / sharding.units, ranks)
     if gather_s is None or scatter_s is None:
         return None
-    forward = max(forward_s, gather_s * sharding.units) + gather_s
+    forward = beside_s(forward_s, gather_s * sharding.units, device, ranks) + gather_s
     regathered_s = gather_s * sharding.units if sharding.regathers else 0.0
     hidden_s = scatter_s * sharding.units + (regathered_s if sharding.prefetches else 0.0)
     exposed_s = 0.0 if sharding.prefetches else regathered_s
-    return forward, max(backward_s, hidden_s) + exposed_s + scatter_s
+    return forward, beside_s(backward_s, hidden_s, device, ranks) + exposed_s + scatter_s

@@ -10,7 +10,7 @@ from preflop.hardware.device import Device
 from preflop.ledgers.communication import Communication, Message
 from preflop.ops.collective import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from preflop.tape.events import Phase
-from preflop.timing.collective import GPUS_PER_NODE, Collective, Ranks, collective_s
+from preflop.timing.collective import GPUS_PER_NODE, Collective, Ranks, beside_s, collective_s
 from preflop.timing.roofline import RooflineRow
 from preflop.timing.step import StepTime, step_time
 from preflop.units import bytes_text, time_text
@@ -27,9 +27,9 @@ def beside_collectives(
     """The step's time where ranks exchange weights and gradients beside its kernels.
 
     Forward takes the longer of computing and communicating, and the first collective, before which nothing can run;
-    backward the longer of both, and the last, after which nothing is left to compute. At worst nothing overlaps. The
-    lower bound has no communication: another network could hide all of it. Kernels that collectives slow down are
-    not slowed.
+    backward the longer of both, and the last, after which nothing is left to compute. Kernels beside a collective have
+    the multiprocessors that it leaves. At worst nothing overlaps. The lower bound has no communication: another network
+    could hide all of it.
     """
     if sent.ranks is None or timed.time.lower_s is None:
         return timed
@@ -44,7 +44,7 @@ def beside_collectives(
     )  # fmt: skip
     said = (
         f"{len(known):,} collectives of {bytes_text(sent.bytes)} over {sent.ranks} ranks take {time_text(sum(known))}, "
-        f"of which kernels hide all but {time_text(exposed_s)}"
+        f"of which {time_text(exposed_s)} add to the step: what kernels do not hide, and what these lose to them"
     )
     return StepTime(_longer(timed.time, exposed_s, sum(known)), (*timed.assumptions, said))
 
@@ -66,7 +66,8 @@ def _exposed(
     rows = [row for row in kernels if row.row.phase in phases]
     computing_s = step_time(rows, device, model_flops=0, tokens=None).time.expected_s or 0.0
     edge_s = own[0] if Phase.FORWARD in phases else own[-1]
-    return max(sum(own) - computing_s, 0.0) + edge_s * sent.microbatches
+    both_s = beside_s(computing_s, sum(own), device, Ranks(count=sent.ranks or 1))
+    return both_s - computing_s + edge_s * sent.microbatches
 
 
 def _longer(time: Time, exposed_s: float, all_s: float) -> Time:
