@@ -68,8 +68,6 @@ class Plan:
     """The memory is FSDP2's, over `ranks`."""
     settled: bool = False
     """What made the row's collectors doubt it (its grade) is settled by the source's own code."""
-    fp8: bool = False
-    """The blocks' linears run in fp8 (`fp8.py`)."""
     assumed: tuple[str, ...] = ()
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from preflop.errors import PreflopError
 from preflop.hardware.catalog import find as find_device
 from preflop.hardware.device import Device
-from preflop.published import fp8
 from preflop.published.conventions import Sizes, sizes_of
 from preflop.published.finetuning import litgpt_plan
 from preflop.published.plan import Plan, Shards, device_of
@@ -43,9 +42,18 @@ def plan_of(row: Row) -> Plan:
             _refuse(row)
             plan = builder(row)
             if "fp8" in _precision(row):
-                plan = dataclasses.replace(plan, fp8=True, assumed=(*plan.assumed, fp8.ASSUMPTION))
+                plan = _with_fp8_linears(plan)
             return dataclasses.replace(plan, fused=True) if row.text("compile") == "1" else plan
     raise CannotBuild("this source's model is not built here")
+
+
+def _with_fp8_linears(plan: Plan) -> Plan:
+    """The same, its blocks' linears in fp8 as `--precision fp8` records them, whichever library the run had."""
+    precision = dataclasses.replace(plan.subject.precision, fp8_linears=True)
+    return dataclasses.replace(
+        plan, key=(*plan.key, "fp8"), subject=dataclasses.replace(plan.subject, precision=precision),
+        assumed=(*plan.assumed, "fp8: the blocks' linears as Transformer Engine's with delayed scaling"),
+    )  # fmt: skip
 
 
 def _refuse(row: Row) -> None:
@@ -59,7 +67,7 @@ def _refuse(row: Row) -> None:
     if row.text("compile") == "1" and row.table is Table.MEMORY:
         raise CannotBuild("a compiled step: what inductor keeps for backward is not modelled")
     if "fp8" in _precision(row) and row.table is Table.MEMORY:
-        raise CannotBuild("what fp8 linears keep for backward is not recorded")
+        raise CannotBuild("which library's fp8 linears these are, and so what they keep for backward, is not known")
 
 
 def _precision(row: Row) -> str:

@@ -7,7 +7,6 @@ import dataclasses
 from preflop.account import OperatorRow
 from preflop.hardware.device import Device
 from preflop.ledgers.operators import operator_rows
-from preflop.published.fp8 import in_fp8
 from preflop.published.plan import Plan
 from preflop.tape.events import Tape
 from preflop.timing.collective import beside_s, collective_s, sharded_s
@@ -39,8 +38,6 @@ def step_seconds(plan: Plan, tape: Tape) -> tuple[float | None, float | None]:
     device = plan.device
     assert device is not None
     rows = [_as_run(row, plan.kernels) for row in operator_rows(fuse(tape) if plan.fused else tape)]
-    if plan.fp8:
-        rows = [found for row in rows for found in in_fp8(row)]
     forward, backward, optimizer = _Seconds(), _moved(device, plan.copied_bytes), _moved(device, plan.optimizer_bytes)
     for phase in plan.phases:
         own = [row for row in rows if row.phase == phase]
