@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from preflop.account import Priced
 from preflop.accounting import CPU, Account, Counts, account_tape, count, find_device, priced_tape
 from preflop.api import shipped_of, tape_of_subject
 from preflop.axes import SEQ, Axis, size_batch
+from preflop.collection import collection_put_off
 from preflop.errors import BadSubject, PreflopError, described
 from preflop.hardware.device import Device
 from preflop.ledgers.flops import flops_totals
@@ -27,22 +28,23 @@ from preflop.plan.evaluate import Evaluator
 from preflop.plan.formulas import FormulaRow, formula_rows
 from preflop.plan.what_if import DEVICES_TRIED, SPLIT, WhatIf, check_split
 from preflop.plan.what_if import what_if as plan_what_if
+from preflop.precision import update_apart
 from preflop.recomputation import NONE
 from preflop.subject import RECOMPUTE, Subject, needs_batch, resized, resolve
 from preflop.tape.events import Tape
 from preflop.tape.lives import plain
 from preflop.tape.sizes import NotPolynomial, ParametricTape, Span
-from preflop.tape.stack import Refused
-from preflop.tapes.choose import shipped_at_any_size
+from preflop.tape.stack import CutTape, Refused
+from preflop.tapes.choose import shipped_at_any_size, shipped_in_part
+from preflop.tapes.store import OPTIMIZER
 from preflop.timing.this import recorded_as
+from preflop.transforms.accumulation import accumulate
 from preflop.transforms.chunked_loss import head_of, with_chunked_loss
+from preflop.transforms.depth import unfold
 from preflop.transforms.in_backward import update_in_backward
 from preflop.transforms.offload import offload
-from preflop.transforms.optimizer import gradient_metas
-from preflop.transforms.recompute import recompute_at_any_size
-
-if TYPE_CHECKING:
-    from preflop.record.subject_tape import CutTape
+from preflop.transforms.optimizer import gradient_metas, with_optimizer
+from preflop.transforms.recompute import recompute_at_any_size, recompute_cut
 
 SubjectAt = Callable[..., Subject]
 """The subject at a batch and a length along each axis."""
@@ -205,11 +207,12 @@ class Accounts:
         Raises:
             PreflopError: it cannot be run.
         """
-        tape, target = self._on_device(choice)
-        key = self._key(choice)
-        if key not in self._counts:
-            self._counts[key] = count(tape)
-        return priced_tape(tape, self._counts[key], target)
+        with collection_put_off():
+            tape, target = self._on_device(choice)
+            key = self._key(choice)
+            if key not in self._counts:
+                self._counts[key] = count(tape)
+            return priced_tape(tape, self._counts[key], target)
 
     def _on_device(self, choice: Choice) -> tuple[Tape, Device | None]:
         """The tape of a choice as its device runs it, and the device."""
@@ -234,7 +237,7 @@ class Accounts:
             elif choice.offload:
                 self._known[key] = offloaded(subject, self._annotated_of(choice.but(offload=False)))
             else:
-                found = shipped_of(subject) or self._recomputed(choice)
+                found = shipped_of(subject) or self._updated(choice, subject) or self._recomputed(choice)
                 self._known[key] = found or tape_of_subject(subject)
         return self._known[key]
 
@@ -248,16 +251,44 @@ class Accounts:
         whole = self._tape(at_end.but(loss_chunks=1))
         return updated_in_backward(in_chunks(whole, self._subject(at_end), choice.loss_chunks), subject)
 
+    def _updated(self, choice: Choice, subject: Subject) -> Tape | None:
+        """The tape of a choice whose step differs in its update from one that is at hand, with that update put
+        into it; None where it must be recorded."""
+        if not isinstance(subject.optimizer, OptimizerSpec) or subject.precision.scaled:
+            return None
+        try:
+            cut = self._otherwise_updated(choice)
+            if cut is None:
+                return None
+            tape = unfold(dataclasses.replace(cut, tape=updated(cut.tape, subject)))
+            assert tape.subject is not None, "it is of a step"
+            more = choice.microbatches // tape.subject.microbatches
+            return accumulate(tape, microbatches=more) if more > 1 else tape
+        except Refused:
+            return None
+
+    def _otherwise_updated(self, choice: Choice) -> CutTape | None:
+        """The cut tape of a step that is the choice's up to its update, of one microbatch or of all: one that
+        ships, else the given run's, if that is one."""
+        alike = update_apart(choice.precision)
+        ships = shipped_in_part(self._subject(choice.but(optimizer=OPTIMIZER, precision=alike, microbatches=1)))
+        if ships is not None:
+            return ships
+        base = choice.but(optimizer=self.choice.optimizer)
+        own = self._subject(base).optimizer
+        if self._key(base) != self._key(self.choice) or not isinstance(own, OptimizerSpec) or own.in_backward:
+            return None
+        annotated = self._annotated_of(base.but(recompute=NONE))
+        return None if annotated is None else recompute_cut(annotated, how=base.recompute)
+
     def _recomputed(self, choice: Choice) -> Tape | None:
         """The tape of a choice that recomputes, from that of the one that does not; None where it must be
         recorded."""
-        from preflop.folding import recomputed
-
         if choice.recompute == NONE:
             return None
         annotated = self._annotated_of(choice.but(recompute=NONE))
         try:
-            return None if annotated is None else recomputed(annotated, choice.recompute)
+            return None if annotated is None else unfold(recompute_cut(annotated, how=choice.recompute))
         except Refused:
             return None
 
@@ -270,10 +301,14 @@ class Accounts:
 
     def _annotate(self, choice: Choice) -> CutTape | None:
         """The annotated tape of a choice, if following its saved tensors did not move the step."""
-        from preflop.folding import annotated_of, unfold
+        subject = self._subject(choice)
+        ships = shipped_in_part(subject, lives=True)
+        if ships is not None:
+            return ships
+        from preflop.folding import annotated_of
 
         try:
-            annotated = annotated_of(self._subject(choice))
+            annotated = annotated_of(subject)
             seen = plain(unfold(annotated))
         except (Refused, PreflopError):
             return None
@@ -335,20 +370,30 @@ def in_chunks(tape: Tape, subject: Subject, chunks: int) -> Tape:
     return with_chunked_loss(tape, record_loss(subject, head, chunks=chunks))
 
 
-def updated_in_backward(tape: Tape, subject: Subject) -> Tape:
-    """The tape of a step with its updates at the end, moved into backward.
-
-    Args:
-        subject: with the optimizer in backward.
+def updated(tape: Tape, subject: Subject) -> Tape:
+    """The tape of a step with its updates at the end, with the subject's update instead.
 
     Raises:
-        BadSubject: the tape has several microbatches, or uses gradients otherwise; the reason says which.
+        Refused: the update is in backward and the tape has several microbatches, or what the old update
+            made or read is used otherwise.
     """
     from preflop.record.optimizer_tape import record_optimizer
 
     update = record_optimizer(subject, tape.parameters, gradient_metas(tape))
-    try:
+    spec = subject.optimizer
+    if isinstance(spec, OptimizerSpec) and spec.in_backward:
         return update_in_backward(tape, update, name=subject.optimizer_name or "")
+    return with_optimizer(tape, update, name=subject.optimizer_name)
+
+
+def updated_in_backward(tape: Tape, subject: Subject) -> Tape:
+    """As `updated`, for an optimizer in backward that was asked for.
+
+    Raises:
+        BadSubject: the tape has several microbatches, or uses gradients otherwise; the reason says which.
+    """
+    try:
+        return updated(tape, subject)
     except Refused as reason:
         raise BadSubject(f"{subject.name} cannot be updated in backward: {reason}.") from reason
 
@@ -362,8 +407,6 @@ def offloaded(subject: Subject, annotated: CutTape | None) -> Tape:
     Raises:
         BadSubject: it recomputes, has no blocks, or cannot be followed; the reason says why.
     """
-    from preflop.folding import unfold
-
     words = f"activations of {subject.name} cannot be offloaded"
     if subject.recompute != NONE:
         raise BadSubject(f"{words}: what its blocks keep is recomputed.\n  Take recompute='none' with offload.")

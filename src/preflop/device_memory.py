@@ -9,7 +9,6 @@ May import: tape, ops, ledgers, hardware, errors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from preflop.hardware.allocator import CachingAllocator, cublas_workspace_bytes
@@ -155,18 +154,18 @@ class _PhaseAtTick:
     """The phase in which a tick lies, asked for in rising order."""
 
     def __init__(self, tape: Tape) -> None:
-        self._calls: Iterator[tuple[int, str]] = iter(
-            [(call.tick, _phase_name(call.phase)) for call in tape.calls]
-        )
-        self._now = next(self._calls, (0, "other"))
+        self._calls = tape.calls
+        self._names = {id(phase): _phase_name(phase) for phase in Phase}
+        self._now = 0
 
     def at(self, tick: int) -> str:
-        while self._now[0] < tick:
-            following = next(self._calls, None)
-            if following is None:
-                break
-            self._now = following
-        return self._now[1]
+        calls, now = self._calls, self._now
+        if not calls:
+            return _phase_name(Phase.OTHER)
+        while now + 1 < len(calls) and calls[now].tick < tick:
+            now += 1
+        self._now = now
+        return self._names[id(calls[now].phase)]
 
 
 def _phase_name(phase: Phase) -> str:

@@ -6,17 +6,15 @@ May import: record [torch], transforms, tape, subject, errors.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from preflop.errors import PreflopError
-from preflop.record.subject_tape import CutTape, record_cut, record_subject
+from preflop.record.subject_tape import record_cut, record_subject
 from preflop.subject import Subject
 from preflop.tape.events import Tape
 from preflop.tape.replay import story
-from preflop.tape.stack import Refused
+from preflop.tape.stack import CutTape, Refused
 from preflop.transforms.accumulation import accumulate, check_size
-from preflop.transforms.depth import deepen
-from preflop.transforms.recompute import recompute_stacks
+from preflop.transforms.depth import unfold
 
 PERIODS = (1, 2)
 """Blocks per repetition that are tried: blocks that look alike may be treated alike in pairs only."""
@@ -76,19 +74,6 @@ def tape_of_many(subject: Subject) -> Tape:
     return tape_of(subject)
 
 
-def unfold(cut: CutTape) -> Tape:
-    """The tape of the whole model from that of the cut one.
-
-    Raises:
-        Refused: the blocks do not repeat.
-    """
-    tape = cut.tape
-    for stack in cut.stacks:
-        tape = deepen(tape, stack)
-    left = [f"recorded in full, not folded: {reason}" for reason in cut.reasons]
-    return dataclasses.replace(tape, assumptions=[*tape.assumptions, *left])
-
-
 def annotated_of(subject: Subject) -> CutTape:
     """The annotated tape of a subject that recomputes nothing, its stacks cut where they fold.
 
@@ -104,14 +89,3 @@ def annotated_of(subject: Subject) -> CutTape:
             continue
         return cut
     return CutTape(record_subject(subject, lives=True), (), ())
-
-
-def recomputed(annotated: CutTape, how: str | Callable[[str], bool]) -> Tape:
-    """The tape of the whole model with chosen modules run again in backward.
-
-    Raises:
-        PreflopError: the words choose nothing.
-        Refused: it does not follow from the annotated tape.
-    """
-    tape, stacks = recompute_stacks(annotated.tape, annotated.stacks, how=how)
-    return unfold(dataclasses.replace(annotated, tape=tape, stacks=stacks))

@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Callable
 
 from preflop.axes import Axis
-from preflop.folding import PERIODS, unfold
-from preflop.record.subject_tape import CutTape, record_cut
+from preflop.folding import PERIODS
+from preflop.record.subject_tape import record_cut
 from preflop.subject import Subject
 from preflop.tape.sizes import (
     SEQUENCE,
@@ -23,7 +23,8 @@ from preflop.tape.sizes import (
     fit,
     lattice,
 )
-from preflop.tape.stack import Refused
+from preflop.tape.stack import CutTape, Refused
+from preflop.transforms.depth import unfold
 
 SubjectAt = Callable[..., Subject]
 """The subject at a batch and a length along each axis."""

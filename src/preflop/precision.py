@@ -149,3 +149,18 @@ def find_precision(name: Any) -> Precision:
     if found is None:
         raise unknown_name(UnknownPrecision, "precision", name, PRECISIONS, ", ".join(PRECISIONS))
     return found
+
+
+def update_apart(name: str) -> str:
+    """The first precision by whose rules forward and backward are the same: only the update may be another.
+
+    >>> update_apart("bf16-master"), update_apart("tf32"), update_apart("bf16-mixed")
+    ('bf16', 'fp32', 'bf16-mixed')
+    """
+    own = find_precision(name)
+    alike = (own.parameter_dtype, own.autocast_dtype, own.gradient_dtype, own.scaled)
+    return next(
+        other.name
+        for other in PRECISIONS.values()
+        if (other.parameter_dtype, other.autocast_dtype, other.gradient_dtype, other.scaled) == alike
+    )

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
 from preflop.account import Account
+from preflop.accounting import account_tape
+from preflop.api import tape_of_subject
 from preflop.choosing import Accounts, what_if
 from preflop.errors import BadNumber, BadSubject, UnknownDevice
 from preflop.hardware.catalog import find
@@ -16,6 +19,8 @@ from preflop.plan.what_if import Keeps, WhatIf, change, changes, check_split
 from preflop.plan.what_if import what_if as plan_what_if
 from preflop.report.tables import short_bytes
 from preflop.report.what_if import what_if_json, what_if_table
+from preflop.subject import resolve
+from preflop.tape.replay import story
 
 H100 = "h100-sxm5-80gb"
 GIVEN = Choice(batch=8, seq=128, precision="bf16-mixed", device=H100)
@@ -89,7 +94,7 @@ def test_each_field_states_its_route() -> None:
     """Every field of a choice says how a change of it is priced."""
     assert {f.name: f.metadata["route"].value for f in dataclasses.fields(Choice)} == {
         "batch": "resize", "seq": "resize", "microbatches": "resize", "recompute": "transform",
-        "precision": "record", "optimizer": "record", "device": "record", "loss_chunks": "transform",
+        "precision": "record", "optimizer": "transform", "device": "record", "loss_chunks": "transform",
         "offload": "transform", "alloc_conf": "price",
     }  # fmt: skip
     other = GIVEN.but(device="h200-sxm-141gb")
@@ -121,6 +126,51 @@ def test_rows_are_accounts(shipped: WhatIf) -> None:
         assert row.outcome.fits == account.memory.fits
         assert row.outcome.moved_bytes == account.traffic.read_bytes + account.traffic.write_bytes
         assert row.outcome.expected_s == account.time.expected_s
+
+
+CHANGED = (
+    {"optimizer": "sgd"}, {"optimizer": "adamw-fused"}, {"optimizer": "adamw-loop", "microbatches": 2},
+    {"optimizer": "adamw-8bit"}, {"optimizer": "adafactor", "recompute": "block"},
+    {"optimizer": "adamw-in-backward"}, {"precision": "bf16-master"}, {"precision": "bf16-fp32-states"},
+    {"recompute": "block-reentrant"},
+)  # fmt: skip
+"""Changes of a run whose tape ships that no tape ships for, and that need no recording of the step."""
+VIEWS = {"aten.detach"}
+"""Calls that an annotated recording does not make: views, which cost nothing."""
+
+
+@pytest.mark.parametrize("changed", CHANGED, ids=str)
+def test_what_a_transform_gives_is_what_is_recorded(
+    changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another update, put into the tape that ships == the step recorded with it, event by event."""
+    from preflop.folding import tape_of_many
+
+    size = {"batch_size": 8, "sequence_length": 128}
+    options = {"precision": "bf16-mixed", "device": "h100-sxm", **changed}
+    recorded = tape_of_many(resolve("gpt2-nano", size, **options))
+    monkeypatch.setattr("preflop.choosing.tape_of_subject", lambda subject: pytest.fail("recorded"))
+    prices = Accounts("gpt2-nano", size, precision="bf16-mixed", device="h100-sxm")
+    account = prices.account(prices.choice.but(**changed))
+    assert story(account.tape, without=VIEWS) == story(recorded, without=VIEWS)
+    expected = account_tape(recorded, find(H100))
+    assert dataclasses.replace(account.memory, timeline=()) == dataclasses.replace(expected.memory, timeline=())
+    assert account.time == expected.time
+    assert (account.flops, account.traffic) == (expected.flops, expected.traffic)
+
+
+@pytest.mark.parametrize("changed", [{"optimizer": "momentum"}, {"optimizer": "adamw-in-backward"}], ids=str)
+def test_the_same_where_nothing_ships(changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of one's own that recomputes its blocks, on the CPU: the given run's tape, with another update."""
+    given = {"microbatches": 1, "recompute": "block", "optimizer": "rmsprop"}
+    config = {"batch_size": 2, "sequence_length": 16}
+    prices = Accounts("gpt2-nano", config, **given)
+    for known in (prices.choice, prices.choice.but(recompute="none")):
+        prices.price(known)
+    recorded = tape_of_subject(resolve("gpt2-nano", config, **{**given, **changed}))
+    monkeypatch.setattr("preflop.choosing.tape_of_subject", lambda subject: pytest.fail("recorded"))
+    account = prices.account(prices.choice.but(**changed))
+    assert story(account.tape, without=VIEWS) == story(recorded, without=VIEWS)
 
 
 def test_a_split_keeps_tokens_and_flops(shipped: WhatIf) -> None:

@@ -18,14 +18,15 @@ from preflop.choosing import Formulas, choices, formulas
 from preflop.cli.main import run
 from preflop.errors import BadSubject
 from preflop.fitting import fit_model
-from preflop.folding import unfold
 from preflop.parametric import parametric_tapes
 from preflop.plan.fit import What
 from preflop.plan.outcome import outcome_of
-from preflop.record.subject_tape import CutTape, record_subject
+from preflop.record.subject_tape import record_subject
 from preflop.subject import Subject, resized, resolve
 from preflop.tape.replay import story
 from preflop.tape.sizes import NotPolynomial, ParametricTape, basis, basis_names
+from preflop.tape.stack import CutTape
+from preflop.transforms.depth import unfold
 
 SMALL = {"d_model": 32, "vocab_size": 100, "pad_token_id": 0, "decoder_start_token_id": 1}
 CODER = {

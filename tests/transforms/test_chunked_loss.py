@@ -122,7 +122,7 @@ def test_updates_are_moved_into_backward_afterwards(
     made = prices.account(prices.choice.but(loss_chunks=chunks)).tape
     make = with_such_a_loss(monkeypatch, name, head, chunks, next_token=name == "gpt2")
     recorded = tape_of(resolve(make, example_batch(find(name), 2, 32), optimizer=in_backward, **options))
-    assert story(made) == story(recorded)
+    assert story(made, without={"aten.detach"}) == story(recorded, without={"aten.detach"})
     assert all(made.storages[info.storage].name == info.name for info in made.parameters)
     assert memory(made).at_peak == memory(recorded).at_peak
 

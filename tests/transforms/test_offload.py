@@ -16,7 +16,7 @@ from torch import nn
 from preflop.accounting import account_tape
 from preflop.choosing import Accounts, offloaded
 from preflop.errors import BadNumber, BadSubject
-from preflop.folding import tape_of, unfold
+from preflop.folding import tape_of
 from preflop.hardware.catalog import find as device
 from preflop.ledgers.flops import flops_totals
 from preflop.ledgers.host import HostMemory, host_memory
@@ -32,6 +32,7 @@ from preflop.tape.events import HOST, Tape
 from preflop.tape.replay import story
 from preflop.tape.stack import Refused
 from preflop.timing.link import LINK
+from preflop.transforms.depth import unfold
 from preflop.transforms.offload import ASSUMPTION, offload
 from tests.transforms.offloaded import Offloading
 

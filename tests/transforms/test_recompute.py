@@ -18,21 +18,22 @@ from torch.utils.checkpoint import checkpoint
 
 from preflop.axes import SEQ, Axis
 from preflop.errors import BadSubject
-from preflop.folding import tape_of, unfold
+from preflop.folding import tape_of
 from preflop.ledgers.flops import flops_totals
 from preflop.ledgers.memory import memory
 from preflop.ledgers.traffic import traffic_ledger
 from preflop.parametric import parametric_tapes
 from preflop.recomputation import alike
-from preflop.record.subject_tape import CutTape, record_cut, record_subject
+from preflop.record.subject_tape import record_cut, record_subject
 from preflop.subject import Subject, resolve
 from preflop.tape import lives
 from preflop.tape.events import Tape
 from preflop.tape.file import tape_from_json, tape_to_json
 from preflop.tape.replay import story
 from preflop.tape.sizes import ParametricTape
-from preflop.tape.stack import Refused
+from preflop.tape.stack import CutTape, Refused
 from preflop.transforms.accumulation import accumulate
+from preflop.transforms.depth import unfold
 from preflop.transforms.recompute import recompute, recompute_at_any_size
 from tests.zoo.members import MEMBERS
 

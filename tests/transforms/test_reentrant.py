@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from preflop.axes import SEQ, Axis
-from preflop.folding import tape_of, unfold
+from preflop.folding import tape_of
 from preflop.parametric import parametric_tapes
-from preflop.record.subject_tape import CutTape, record_cut, record_subject
+from preflop.record.subject_tape import record_cut, record_subject
 from preflop.subject import Subject, resolve
 from preflop.tape.events import Role, Tape
-from preflop.tape.stack import Refused
+from preflop.tape.stack import CutTape, Refused
 from preflop.transforms.accumulation import accumulate
+from preflop.transforms.depth import unfold
 from preflop.transforms.recompute import recompute, recompute_at_any_size
 from tests.transforms.test_recompute import H100, annotated_member, hold_named, named, net, same
 

@@ -14,16 +14,17 @@ from torch import nn
 
 import preflop
 from preflop.axes import SEQ, Axis
-from preflop.folding import unfold
 from preflop.models.catalog import models
 from preflop.parametric import parametric_tapes
-from preflop.record.subject_tape import CutTape, record_subject
+from preflop.record.subject_tape import record_subject
 from preflop.subject import Subject, resolve
 from preflop.tape.lives import annotated
 from preflop.tape.replay import story
 from preflop.tape.sizes import BASIS, NotPolynomial, basis, formula, value
+from preflop.tape.stack import CutTape
 from preflop.tapes import store
 from preflop.tapes.choose import shipped
+from preflop.transforms.depth import unfold
 
 whole = st.integers(min_value=1, max_value=10**4)
 

@@ -43,7 +43,7 @@ class Choice:
     """What the tape does not say (`transforms.recompute`) is recorded."""
     precision: str = dataclasses.field(default="fp32", metadata=_by(Route.RECORD, "formats of numbers"))
     optimizer: Any = dataclasses.field(
-        default="adamw", metadata=_by(Route.RECORD, "what updates the weights")
+        default="adamw", metadata=_by(Route.TRANSFORM, "what updates the weights")
     )
     device: str = dataclasses.field(
         default="cpu", metadata=_by(Route.RECORD, "device that runs it; its kernels are its own")

@@ -6,7 +6,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,7 @@ from preflop.record.recorder import Recorder
 from preflop.record.target import target_rules
 from preflop.subject import FAILURES, Subject, users_error
 from preflop.tape.events import ParameterInfo, Role, SubjectInfo, Tape
-from preflop.tape.stack import RECORDED, Stack
+from preflop.tape.stack import RECORDED, CutTape, Stack
 
 STEPS = 2
 """The first makes the optimizer's states, the second is the steady state."""
@@ -53,16 +52,6 @@ def record_real(subject: Subject) -> Tape:
         PreflopError: the subject cannot be built or run here; its own error is given once.
     """
     return _record(subject, [], [], real=True)
-
-
-@dataclass(frozen=True, slots=True)
-class CutTape:
-    """A tape of the model with its stacks cut down, and what was cut."""
-
-    tape: Tape
-    stacks: tuple[Stack, ...]
-    reasons: tuple[str, ...]
-    """Why a stack was left whole."""
 
 
 def record_cut(subject: Subject, least_period: int = 1, *, lives: bool = False) -> CutTape:

@@ -50,6 +50,23 @@ def retold(tape: Tape, events: Iterable[tuple[int, int]]) -> Tape:
     return dataclasses.replace(tape, calls=calls, storages=storages, marks=marks)
 
 
+def without_storages(tape: Tape, left_out: Collection[int]) -> Tape:
+    """The tape without storages that no call of it uses."""
+    kept = [number for number in range(len(tape.storages)) if number not in left_out]
+    numbers = {number: place for place, number in enumerate(kept)}
+    return dataclasses.replace(
+        tape,
+        storages=[tape.storages[number] for number in kept],
+        calls=[
+            dataclasses.replace(call, storages=tuple(numbers[storage] for storage in call.storages))
+            for call in tape.calls
+        ],
+        parameters=[
+            dataclasses.replace(info, storage=numbers[info.storage]) for info in tape.parameters
+        ],
+    )
+
+
 def unborn(it: Storage, role: Role | None = None) -> Storage:
     """The storage as a transform begins to write it: neither born (unless it was there before) nor dead.
 
@@ -71,7 +88,7 @@ def story(tape: Tape, *, without: Collection[str] = ()) -> list[Hashable]:
     """The events without our own numbering: two tapes are the same step when their stories are equal.
 
     Storages are numbered by their first appearance; a signature is given by its content. Deaths with
-    nothing between them have no order.
+    nothing between them have no order. At the end stands what was there throughout and in no event.
 
     Args:
         without: operators whose calls are left out.
@@ -101,6 +118,8 @@ def _named(tape: Tape, without: Collection[str]) -> Iterator[tuple[Hashable, ...
         else:
             storage = tape.storages[index]
             yield kind, number(index), storage.bytes, storage.role, storage.name, storage.dtype
+    unused = (storage for index, storage in enumerate(tape.storages) if index not in numbers)
+    yield from sorted((DEATH, -1, it.bytes, it.role, it.name, it.dtype) for it in unused)
 
 
 def _runs_sorted(events: Iterator[tuple[Hashable, ...]]) -> Iterator[Hashable]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from preflop.tape.events import Tape
+
 RECORDED = 4
 """Instances that are recorded: first, checked, template, last."""
 
@@ -43,3 +45,13 @@ class Stack:
         prefix = f"{self.path}." if self.path else ""
         number = self.first + instance * self.period + block
         return f"{prefix}{number}" + (f".{rest}" if rest else "")
+
+
+@dataclass(frozen=True, slots=True)
+class CutTape:
+    """A tape of the model with its stacks cut down, and what was cut."""
+
+    tape: Tape
+    stacks: tuple[Stack, ...]
+    reasons: tuple[str, ...] = ()
+    """Why a stack was left whole."""

@@ -9,20 +9,39 @@ from preflop.optimizers import OptimizerSpec
 from preflop.subject import Subject
 from preflop.tape.events import Tape
 from preflop.tape.sizes import ParametricTape
-from preflop.tapes.store import OPTIMIZER, Wanted, shipped_parametric, shipped_tape
+from preflop.tape.stack import CutTape, Refused
+from preflop.tapes.store import OPTIMIZER, Wanted, shipped_cut, shipped_parametric, shipped_tape
 
 
 def shipped(subject: Subject) -> Tape | None:
     """The shipped tape of the subject, or None where it must be recorded."""
     wanted = _wanted(subject)
     tape = None if wanted is None else shipped_tape(wanted)
-    if tape is None or tape.subject is None:
+    return None if tape is None else _in_words_of(subject, tape)
+
+
+def shipped_in_part(subject: Subject, *, lives: bool = False) -> CutTape | None:
+    """As `shipped`, its stacks of blocks still cut down.
+
+    Args:
+        lives: annotated with what held its tensors (`tape.lives`), for a subject that recomputes nothing.
+    """
+    wanted = _wanted(subject)
+    try:
+        cut = None if wanted is None else shipped_cut(wanted, lives=lives)
+    except Refused:
         return None
-    tape.subject = dataclasses.replace(
+    return None if cut is None else dataclasses.replace(cut, tape=_in_words_of(subject, cut.tape))
+
+
+def _in_words_of(subject: Subject, tape: Tape) -> Tape:
+    """The tape, called as the subject is."""
+    assert tape.subject is not None, "a shipped tape says what was recorded"
+    info = dataclasses.replace(
         tape.subject, model=subject.name, precision=subject.precision.name, device=subject.device,
         batch=subject.batch_text,
     )  # fmt: skip
-    return tape
+    return dataclasses.replace(tape, subject=info)
 
 
 def shipped_at_any_size(subject: Subject) -> list[ParametricTape]:

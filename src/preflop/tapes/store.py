@@ -18,8 +18,8 @@ from preflop.recomputation import NONE
 from preflop.tape.events import Tape
 from preflop.tape.file import tape_from_json
 from preflop.tape.sizes import SEQUENCE, Domain, ParametricTape, Span, basis_names, filled
-from preflop.tape.stack import Refused, Stack
-from preflop.transforms.depth import deepen
+from preflop.tape.stack import CutTape, Refused, Stack
+from preflop.transforms.depth import unfold
 from preflop.transforms.recompute import recompute_at_any_size
 
 OPTIMIZER = "adamw"
@@ -43,21 +43,29 @@ class Wanted:
 
 def shipped_tape(wanted: Wanted) -> Tape | None:
     """The tape of two AdamW steps, or None where none ships for it (then it is recorded)."""
-    for file, domain in _held(wanted):
-        if domain.holds(*wanted.size):
-            return _unfolded(file, wanted)
-    return None
-
-
-def _unfolded(file: str, wanted: Wanted) -> Tape | None:
     try:
-        found = parametric(file, wanted.model, wanted.recompute)
-        tape = found.at(*wanted.size)
-        for stack in found.stacks:
-            tape = deepen(tape, stack)
+        cut = shipped_cut(wanted)
+        return None if cut is None else unfold(cut)
     except Refused:
         return None
-    return tape
+
+
+def shipped_cut(wanted: Wanted, *, lives: bool = False) -> CutTape | None:
+    """The same with its stacks of blocks still cut down.
+
+    Args:
+        lives: annotated with what held its tensors, as it stands in its file; recomputes nothing then.
+
+    Raises:
+        Refused: what would be recomputed does not follow from the shipped tape.
+    """
+    for file, domain in _held(wanted):
+        if domain.holds(*wanted.size):
+            found = (
+                annotated(file, wanted.model) if lives else parametric(file, wanted.model, wanted.recompute)
+            )
+            return CutTape(found.at(*wanted.size), found.stacks)
+    return None
 
 
 def shipped_parametric(wanted: Wanted) -> list[ParametricTape]:

@@ -22,7 +22,7 @@ from preflop.collection import collection_put_off
 from preflop.tape.events import Call, Mark, ParameterInfo, Phase, Ref, Signature, Storage, Tape
 from preflop.tape.lives import DROP
 from preflop.tape.replay import BIRTH, CALL, DEATH, MARK, events_of, unborn
-from preflop.tape.stack import RECORDED, Refused, Stack
+from preflop.tape.stack import RECORDED, CutTape, Refused, Stack
 
 _CHECKED, _TEMPLATE, _LAST = 1, 2, 3
 _BACK = (Phase.BACKWARD, Phase.OPTIMIZER)
@@ -45,6 +45,19 @@ def deepen(tape: Tape, stack: Stack) -> Tape:
     """
     with collection_put_off():
         return _Unfold(tape, stack).run()
+
+
+def unfold(cut: CutTape) -> Tape:
+    """The tape of the whole model from that of the cut one.
+
+    Raises:
+        Refused: the blocks do not repeat.
+    """
+    tape = cut.tape
+    for stack in cut.stacks:
+        tape = deepen(tape, stack)
+    left = [f"recorded in full, not folded: {reason}" for reason in cut.reasons]
+    return dataclasses.replace(tape, assumptions=[*tape.assumptions, *left])
 
 
 class _Unfold:

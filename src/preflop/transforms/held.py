@@ -10,7 +10,7 @@ from typing import Any
 
 from preflop.tape import lives
 from preflop.tape.events import Call, Mark, Role, Signature, Storage, Tape
-from preflop.tape.replay import BIRTH, DEATH, MARK, events_of, uncommitted
+from preflop.tape.replay import BIRTH, DEATH, MARK, events_of, uncommitted, without_storages
 from preflop.tape.stack import Refused
 
 Key = tuple[int, int]
@@ -98,10 +98,16 @@ class Played:
         """The new tape."""
         for kind, index in events_of(self.tape):
             self.play(kind, index)
-        return dataclasses.replace(
+        made = dataclasses.replace(
             self.tape, signatures=self.signatures, calls=self.calls, storages=self.holds.storages,
             marks=self.marks,
         )  # fmt: skip
+        never = {
+            number
+            for number, recorded in enumerate(self.tape.storages)
+            if recorded.born > 0 and not made.storages[number].born
+        }
+        return without_storages(made, never) if never else made
 
     def play(self, kind: int, index: int) -> None:
         """One event."""

@@ -39,7 +39,8 @@ def with_optimizer(tape: Tape, update: Tape, *, name: str | None) -> Tape:
         name: the optimizer's, for the report.
 
     Raises:
-        Refused: something made in the old update is used after it.
+        Refused: something made in the old update is used after it, or a step has other gradients than the
+            update reads.
     """
     if tape.subject is None:
         raise Refused("only the tape of a training step has an optimizer")
@@ -74,6 +75,7 @@ class Splice:
         self.old = {n: i for i, n in enumerate(self._kept_storages())}
         self.new: dict[int, int] = {}
         self.gradients: dict[str, int] = {}
+        self.read = {one.name for one in update.storages if one.role is Role.GRADIENT}
         self.signatures = [*tape.signatures, *update.signatures]
         self.sources = list(tape.sources)
 
@@ -127,6 +129,8 @@ class Splice:
             for n, s in enumerate(self.storages)
             if s.role is Role.GRADIENT and s.name and s.born > 0 and s.died is None
         }
+        if self.gradients.keys() != self.read:
+            raise Refused("a step has other gradients than the update reads")
 
     # -- events ------------------------------------------------------------------------------------
 

@@ -29,8 +29,8 @@ from preflop.tape import lives
 from preflop.tape.events import Call, Phase, Role, Tape
 from preflop.tape.replay import BIRTH, CALL, DEATH
 from preflop.tape.sizes import ParametricTape
-from preflop.tape.stack import Refused, Stack
-from preflop.transforms.depth import deepen
+from preflop.tape.stack import CutTape, Refused
+from preflop.transforms.depth import unfold
 from preflop.transforms.held import Key, Played, is_note, key_of, random_state
 from preflop.transforms.reentrant import Reentrant
 
@@ -63,10 +63,8 @@ def recompute(tape: Tape, *, how: str | Callable[[str], bool]) -> Tape:
     return dataclasses.replace(made, subject=dataclasses.replace(tape.subject, recompute=name))
 
 
-def recompute_stacks(
-    tape: Tape, stacks: Sequence[Stack], *, how: str | Callable[[str], bool]
-) -> tuple[Tape, tuple[Stack, ...]]:
-    """As `recompute`, of a tape whose stacks of blocks are cut down; and the stacks that still are.
+def recompute_cut(cut: CutTape, *, how: str | Callable[[str], bool]) -> CutTape:
+    """As `recompute`, of a tape whose stacks of blocks are cut down.
 
     Where all blocks are treated alike the stacks stay cut; else they are unfolded first.
 
@@ -74,10 +72,8 @@ def recompute_stacks(
         BadSubject, Refused: as `recompute`; also where the stacks do not unfold.
     """
     if alike(how):
-        return recompute(tape, how=how), tuple(stacks)
-    for stack in stacks:
-        tape = deepen(tape, stack)
-    return recompute(tape, how=how), ()
+        return dataclasses.replace(cut, tape=recompute(cut.tape, how=how))
+    return CutTape(recompute(unfold(cut), how=how), ())
 
 
 def recompute_at_any_size(
@@ -86,10 +82,10 @@ def recompute_at_any_size(
     """As `recompute`, of a parametric tape: sizes stay symbols, for the transform does not look at them.
 
     Raises:
-        BadSubject, Refused: as `recompute_stacks`.
+        BadSubject, Refused: as `recompute_cut`.
     """
-    tape, stacks = recompute_stacks(parametric.tape, parametric.stacks, how=how)
-    return dataclasses.replace(parametric, tape=tape, stacks=stacks)
+    cut = recompute_cut(CutTape(parametric.tape, parametric.stacks), how=how)
+    return dataclasses.replace(parametric, tape=cut.tape, stacks=cut.stacks)
 
 
 def _chosen(tape: Tape, wanted: Recomputation) -> set[int]:
