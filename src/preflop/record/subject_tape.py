@@ -20,13 +20,14 @@ from preflop.record.fake import way_out
 from preflop.record.fold import LEAST_SAVED, Fold, cut
 from preflop.record.fp8 import convert_linears
 from preflop.record.loop import default_loss, loss_assumption, train_step
+from preflop.record.one_of_each import OneOfEach, for_all, seen_in_part
 from preflop.record.optimizers import InBackward, assumptions_of, build_optimizer, named_parameters
 from preflop.record.recompute import apply_recompute, repeated_blocks, without_cache
 from preflop.record.recorder import Recorder
 from preflop.record.target import target_rules
 from preflop.subject import FAILURES, Subject, users_error
 from preflop.tape.events import ParameterInfo, Role, SubjectInfo, Tape
-from preflop.tape.stack import RECORDED, CutTape, Stack
+from preflop.tape.stack import RECORDED, CutTape, Refused, Stack
 
 STEPS = 2
 """The first makes the optimizer's states, the second is the steady state."""
@@ -90,6 +91,30 @@ def _record(
 ) -> Tape:
     """One recording. With `least_period`, stacks are cut: what was cut, and why something was not, go
     into the lists. With `real`, nothing is fake."""
+    if not lives and not real:
+        try:
+            return _recorded(subject, folds, reasons, least_period=least_period, in_part=True)
+        except Refused:
+            folds.clear()
+            reasons.clear()
+    return _recorded(subject, folds, reasons, least_period=least_period, lives=lives, real=real)
+
+
+def _recorded(
+    subject: Subject,
+    folds: list[Fold],
+    reasons: list[str],
+    *,
+    least_period: int | None,
+    lives: bool = False,
+    real: bool = False,
+    in_part: bool = False,
+) -> Tape:
+    """As `_record`; with `in_part`, of updates that are alike one is recorded for all (`one_of_each`).
+
+    Raises:
+        Refused: with `in_part`, the others do not follow; with `lives`, notes cannot say what was seen.
+    """
     recorder = Recorder(lives=lives)
     recorder.real = real
     with recorder:
@@ -112,7 +137,10 @@ def _record(
         for words in compiled_words(model):
             recorder.assumed(words)
         try:
-            optimizer = build_optimizer(subject, named_parameters(model))
+            named = named_parameters(model)
+            optimizer = build_optimizer(subject, named)
+            if in_part:
+                optimizer = seen_in_part(subject, optimizer, named)
         except PreflopError:
             raise
         except FAILURES as error:
@@ -139,7 +167,7 @@ def _record(
         info = _subject_info(subject, batch)
         tape = recorder.tape(info, STEPS)
     tape.parameters = parameters
-    return tape
+    return for_all(tape, optimizer.picked) if isinstance(optimizer, OneOfEach) else tape
 
 
 def _run(
