@@ -7,6 +7,7 @@ dtypes into torch's.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,13 +155,15 @@ def find_precision(name: Any) -> Precision:
 def update_apart(name: str) -> str:
     """The first precision by whose rules forward and backward are the same: only the update may be another.
 
-    >>> update_apart("bf16-master"), update_apart("tf32"), update_apart("bf16-mixed")
-    ('bf16', 'fp32', 'bf16-mixed')
+    >>> [update_apart(name) for name in ("bf16-master", "tf32", "bf16-mixed", "fp8")]
+    ['bf16', 'fp32', 'bf16-mixed', 'fp8']
     """
-    own = find_precision(name)
-    alike = (own.parameter_dtype, own.autocast_dtype, own.gradient_dtype, own.scaled)
-    return next(
-        other.name
-        for other in PRECISIONS.values()
-        if (other.parameter_dtype, other.autocast_dtype, other.gradient_dtype, other.scaled) == alike
+    step = _up_to_update(find_precision(name))
+    return next(other.name for other in PRECISIONS.values() if _up_to_update(other) == step)
+
+
+def _up_to_update(precision: Precision) -> Precision:
+    """The precision without its name, without what the update keeps, and without the rate of its matmuls."""
+    return dataclasses.replace(
+        precision, name="", meaning="", state_dtype="", master_copy=False, tf32=False
     )
