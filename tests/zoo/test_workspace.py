@@ -187,13 +187,13 @@ def test_convolutions(case: str) -> None:
 
 
 def run_convolution(
-    sizes: tuple[int, ...], *, transposed: bool, padding: int = 0
+    sizes: tuple[int, ...], *, transposed: bool, padding: int = 0, dilation: int = 1, groups: int = 1
 ) -> tuple[OperatorReading, OperatorReading]:
     """A convolution's two calls, as the profiler reads them."""
     batch, inner, outer, side, kernel, stride = sizes
     x = torch.randn(batch, inner, side, side)
-    weight = torch.randn(*((inner, outer) if transposed else (outer, inner)), kernel, kernel)
-    shape = ([stride] * 2, [padding] * 2, [1, 1], transposed, [0, 0], 1)
+    weight = torch.randn(*((inner, outer) if transposed else (outer, inner // groups)), kernel, kernel)
+    shape = ([stride] * 2, [padding] * 2, [dilation] * 2, transposed, [0, 0], groups)
     y = aten.convolution(x, weight, None, *shape)
     forward = reading(lambda: aten.convolution(x, weight, None, *shape), "aten.convolution")
     mask = [True, True, False]
@@ -231,6 +231,24 @@ def test_blocks_of_a_strided_kernel(one_thread: None, inner: int) -> None:
     """The weight's channels are padded to the block that the kernel chooses: to the byte."""
     for found in run_convolution((2, inner, 48, 4, 3, 2), transposed=False, padding=1):
         assert inside_bytes(found.signature, cuda=False) == found.workspace_bytes
+
+
+GEMM: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
+    "larger than the image": ((2, 16, 8, 4, 7, 1), {"padding": 3}),
+    "dilated": ((2, 16, 8, 16, 3, 1), {"padding": 1, "dilation": 2}),
+    "groups that fill no block": ((2, 44, 44, 16, 3, 1), {"padding": 1, "groups": 4}),
+    "a part of the positions at once": ((2, 16, 8, 20, 14, 1), {"padding": 7}),
+}
+
+
+@x86
+@pytest.mark.skipif(vector_bytes_here() > 32, reason="AVX2 has no kernel for these; AVX-512 has for some")
+@pytest.mark.parametrize("case", GEMM)
+def test_gradients_by_gemm(one_thread: None, case: str) -> None:
+    """Backward, where oneDNN has no kernel of its own: to the byte."""
+    sizes, more = GEMM[case]
+    backward = run_convolution(sizes, transposed=False, **more)[1]
+    assert inside_bytes(backward.signature, cuda=False) == backward.workspace_bytes
 
 
 NATIVE: dict[str, dict[str, object]] = {
@@ -343,6 +361,30 @@ def test_interpolation_of_volumes_and_sequences(name: str, *, last: bool) -> Non
     forward = reading(lambda: getattr(aten, op)(x, [16] * axes, *extra), f"aten.{op}")
     backward = reading(
         lambda: getattr(aten, f"{op}_backward")(y, [16] * axes, list(x.shape), *extra), f"aten.{op}_backward"
+    )
+    assert (apart(forward), apart(backward)) == (0, 0)
+
+
+@pytest.mark.parametrize("layout", ["dense", "channels last", "cut", "cut channels last"])
+@pytest.mark.parametrize("name", ["max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d"])
+def test_pooling(name: str, layout: str) -> None:
+    """What does not lie dense is copied, backward by the format of the result's gradient: to the byte."""
+
+    def laid(side: int) -> torch.Tensor:
+        made = torch.randn(2, 12 if "cut" in layout else 8, side, side)
+        if "last" in layout:
+            made = made.contiguous(memory_format=torch.channels_last)
+        return made[:, :8]
+
+    x, dense, gradient = laid(9), torch.randn(2, 8, 9, 9), laid(8)
+    sizes = ([8, 8],) if "adaptive" in name else ([2, 2], [1, 1])
+    rest: tuple[object, ...] = {"m": ([0, 0], [1, 1], False), "a": ([0, 0], False, True, None)}.get(name[0], ())
+    forward = reading(lambda: getattr(aten, name)(x, *sizes), f"aten.{name}")
+    sizes = () if "adaptive" in name else sizes
+    indices = aten.max_pool2d_with_indices(dense, [2, 2], [1, 1])[1:] if name[0] == "m" else ()
+    backward = reading(
+        lambda: getattr(aten, f"{name}_backward")(gradient, dense, *sizes, *rest, *indices),
+        f"aten.{name}_backward",
     )
     assert (apart(forward), apart(backward)) == (0, 0)
 

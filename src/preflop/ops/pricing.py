@@ -24,7 +24,7 @@ from preflop.ops import (  # noqa: F401  (each registers its formulas)
     view,
     workspace,
     workspace_cuda,
-    workspace_interpolation,
+    workspace_images,
     workspace_lstm,
     workspace_onednn,
 )

@@ -2,7 +2,9 @@
 
 oneDNN chooses memory layouts by the machine's instruction set: blocks of 16 channels with AVX-512, of 8 with
 AVX2. Left out, because they are small or a matter of the code oneDNN generates: padded biases, barriers, the
-gemm buffers of 16-bit matmuls. Where oneDNN is not asked, `native_convolution` has the rule.
+gemm buffers of 16-bit matmuls, and the patches of a forward convolution that AVX2 has no kernel for (more than
+3 columns of padding before it), of which a gemm unfolds as many as fit its caches. Where oneDNN is not asked,
+`native_convolution` has the rule.
 
 Source of the layouts: oneDNN, src/cpu/x64/jit_avx512_common_conv_kernel.cpp and jit_avx2_conv_kernel_f32.cpp
 (`init_conf`); of the order of the allocations: aten/src/ATen/native/mkldnn/Conv.cpp and
@@ -42,6 +44,9 @@ _FORWARD_REST_BYTES = 4_120
 """Channels-last forward: a page a thread, and this (the same for the twelve shapes measured)."""
 _WIDEST_KERNEL = 14
 _WIDEST_DEPTHWISE_KERNEL = 3
+_MOST_SCRATCH_BYTES, _SCRATCH_PER_TENSOR_BYTE, _PART_OF_ROOM = 1 << 30, 15, 0.05
+"""Limits of a gemm's scratch (`scratchpad_limit`), and which part of the room under them its patches take where
+they do not fit (gemm_convolution_utils.cpp)."""
 _SHARED_INSIDE_POSITIONS = 512
 """Output positions a thread, from which on `gemm_convolution_utils.cpp` threads inside the gemm."""
 
@@ -62,6 +67,11 @@ class _Convolution:
     @property
     def itemsize(self) -> int:
         return self.x.itemsize
+
+    @property
+    def tensors_bytes(self) -> int:
+        """Input, weight and result."""
+        return self.x.bytes + self.weight.bytes + self.y.bytes
 
     @property
     def by_onednn(self) -> bool:
@@ -164,19 +174,38 @@ class _Convolution:
     def weight_gradient_by_gemm(self) -> bool:
         """Whether no kernel of oneDNN's own fits and a plain gemm takes the operands as they are.
 
-        Wider than 14, depthwise ones wider than 3 or than the image, and groups that do not fill half a block.
+        Wider than 14, depthwise ones wider than 3 or than the image, and groups that do not fill 8 channels.
         Source: oneDNN, src/cpu/x64/jit_avx512_common_conv_kernel.cpp (`kw > 14`), jit_uni_dw_convolution.cpp.
         """
         if self.itemsize < DTYPE_BYTES["float32"]:
             return False
         width = self.weight.shape[-1]
+        if self.groups == 1 and vector_bytes() == AVX2_BYTES:
+            return not self.pointwise and not self._avx2_takes_the_weight
         if self.groups == 1:
             return width > _WIDEST_KERNEL or self.reaches_over_the_image
         if self.groups == self.x.shape[1]:
             pairs = zip(self.source.shape[2:], self.weight.shape[2:])
             return width > _WIDEST_DEPTHWISE_KERNEL or any(image < kernel for image, kernel in pairs)
-        half = channel_block() // 2
-        return any(count // self.groups % half for count in (self.x.shape[1], self.y.shape[1]))
+        return self._groups_do_not_fill(_NARROW_BLOCK)
+
+    def _groups_do_not_fill(self, block: int) -> bool:
+        return any(count // self.groups % block for count in (self.x.shape[1], self.y.shape[1]))
+
+    @property
+    def _avx2_takes_the_weight(self) -> bool:
+        """Narrow kernels that are not dilated, not taller than the image and reach into it (`params_ok` in
+        jit_avx2_conv_kernel_f32.cpp)."""
+        tall = zip(self.source.shape[2:-1], self.weight.shape[2:-1])
+        reaches = all(pad < kernel for pad, kernel in zip(self.padding[:-1], self.weight.shape[2:-1]))
+        narrow = self.weight.shape[-1] < _WIDEST_KERNEL and max(self.dilation) == 1
+        return narrow and reaches and all(kernel <= image for image, kernel in tall)
+
+    @property
+    def groups_by_gemm(self) -> bool:
+        """Whether AVX2 has no kernel for these groups, neither forward nor back: a gemm reads them as they lie."""
+        some = 1 < self.groups < self.x.shape[1] and vector_bytes() == AVX2_BYTES
+        return some and self._groups_do_not_fill(_NARROW_BLOCK)
 
     @property
     def reaches_over_the_image(self) -> bool:
@@ -227,6 +256,8 @@ def convolution(sig: Signature) -> int:
 def _made_peaks(case: _Convolution) -> tuple[int, int]:
     """Bytes while a convolution runs (a transposed one's gradient of its input), and as its result leaves."""
     blocked = case.blocked_bytes(case.made)
+    if case.groups_by_gemm:
+        return blocked, blocked + case.made.bytes
     running = case.source_bytes + case.weight_bytes + blocked + _subsample_bytes(case)
     narrow = case.itemsize < DTYPE_BYTES["float32"]  # runs channels last
     return running, _to_dense(case.made.bytes, channels_last=True) if narrow else blocked + case.made.bytes
@@ -239,6 +270,8 @@ def _image_peaks(case: _Convolution) -> tuple[int, int]:
         running = _channels_last_copy(read) + case.padded_weight_bytes + image.bytes + _strided_bytes(case)
         return running, _to_dense(image.bytes, channels_last=_channels_last_copy(image) > 0)
     blocked = case.blocked_bytes(image)
+    if case.groups_by_gemm:
+        return blocked + _patches_bytes(case), blocked + image.bytes
     running = case.blocked_bytes(read) + case.padded_weight_bytes + blocked
     narrow = case.itemsize < DTYPE_BYTES["float32"]
     return running, _to_dense(image.bytes, channels_last=True) if narrow else blocked + image.bytes
@@ -348,16 +381,26 @@ def _gemm_bytes(case: _Convolution) -> int:
     """Scratch of a weight gradient by gemm: for each thread one sample's patches and a sum of weights.
 
     The sum takes four times the weight: oneDNN books floats, and their number is the weight's bytes. Large
-    images are shared out inside the gemm, small ones by sample and group; 256 bytes are the gradient of the
-    bias in passing. Source: oneDNN, src/cpu/gemm_convolution_utils.cpp, `init_conf`; fits 40 shapes measured
-    with one and two threads to the byte.
+    images are shared out inside the gemm, small ones by sample and group. Where that is much beside the tensors
+    themselves, only a part of the positions is unfolded at once. Source: oneDNN,
+    src/cpu/gemm_convolution_utils.cpp, `init_conf`; fits 40 shapes measured with one and two threads to the byte.
     """
-    positions = prod(case.made.shape[2:][-2:])  # of one frame: depth is walked through
-    patches = prod(case.weight.shape[1:]) * positions * case.itemsize
+    positions = prod(case.made.shape[2:][-2:])
+    patches = _patches_bytes(case)
     apart = positions // thread_count() < _SHARED_INSIDE_POSITIONS
     threads = min(thread_count(), case.x.shape[0] * case.groups) if apart else 1
+    sums = threads * case.weight.bytes * DTYPE_BYTES["float32"] + NESTED_BYTES
+    room = min(_MOST_SCRATCH_BYTES, _SCRATCH_PER_TENSOR_BYTE * thread_count() * case.tensors_bytes) - sums
+    if room < threads * patches:
+        column = threads * patches // positions
+        patches = max(channel_block(), int(room // column * _PART_OF_ROOM)) * patches // positions
     nested = NESTED_BYTES if case.transposed else 0
-    return threads * (patches + case.weight.bytes * DTYPE_BYTES["float32"]) + 256 + nested
+    return threads * patches + sums + NESTED_BYTES + nested
+
+
+def _patches_bytes(case: _Convolution) -> int:
+    """One sample's, of one group; of one frame of a volume: depth is walked through."""
+    return prod(case.weight.shape[1:]) * prod(case.made.shape[2:][-2:]) * case.itemsize
 
 
 def _channels_last_backward(

@@ -1,6 +1,7 @@
-"""What CPU kernels of interpolation allocate inside: copies to channels last, and where each result looks.
+"""What CPU kernels that resize images allocate inside: dense copies, and where an interpolation looks.
 
-Source: aten/src/ATen/native/cpu/UpSampleKernel.cpp and UpSampleMoreKernel.cpp.
+Sources: aten/src/ATen/native/cpu/UpSampleKernel.cpp and UpSampleMoreKernel.cpp; MaxPoolKernel.cpp,
+AvgPoolKernel.cpp, AdaptiveAvgPoolKernel.cpp.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from preflop.ops.arguments import need
 from preflop.ops.inner_copies import lies_channels_last
 from preflop.ops.registry import workspace
 from preflop.ops.workspace import contiguous_copy_bytes, thread_count
+from preflop.strides import is_channels_last
 from preflop.tape.events import Signature, TensorMeta
 from preflop.units import DTYPE_BYTES
 
@@ -63,3 +65,27 @@ def interpolation_backward(sig: Signature) -> int:
     if "bicubic" not in sig.op and len(made.shape) > 3 and lies_channels_last(gradient):
         return sum(meta.bytes for meta in (gradient, made) if not lies_channels_last(meta))
     return contiguous_copy_bytes(gradient) + contiguous_copy_bytes(made)
+
+
+@workspace("aten.max_pool2d_with_indices", "aten.avg_pool2d", "aten._adaptive_avg_pool2d")
+def pooling(sig: Signature) -> int:
+    """The input dense, in the memory format that is nearest."""
+    x = need(sig, 0, "self")
+    return _dense_bytes(x, x)
+
+
+@workspace(
+    "aten.max_pool2d_with_indices_backward", "aten.avg_pool2d_backward", "aten._adaptive_avg_pool2d_backward"
+)
+def pooling_backward(sig: Signature) -> int:
+    """Both gradients and the indices of maxima dense, in the memory format nearest to the result's gradient."""
+    gradient = need(sig, 0, "grad_output")
+    indices = sig.inputs[2:] if sig.op == "aten.max_pool2d_with_indices_backward" else ()
+    return sum(_dense_bytes(meta, gradient) for meta in (gradient, *indices, sig.outputs[0]))
+
+
+def _dense_bytes(meta: TensorMeta, like: TensorMeta) -> int:
+    """The copy of a tensor in the memory format that another's strides suggest, if it does not lie so."""
+    if is_channels_last(like.shape, like.stride):
+        return 0 if lies_channels_last(meta) else meta.bytes
+    return contiguous_copy_bytes(meta)
