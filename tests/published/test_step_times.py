@@ -91,3 +91,17 @@ def test_no_shipped_prediction_is_faster_than_its_lower_bound() -> None:
     assert len(timed) > 100
     assert all(found["predicted"] >= found["lower_s"] > 0 for found in timed)
     assert all(found["measured"] > found["lower_s"] for found in timed)
+
+
+def test_an_update_by_lists_moves_what_its_operators_do() -> None:
+    """torchtitan's: of every fp32 parameter the bytes that a recorded update by lists moves, and 12 of clipping."""
+    import torch
+
+    import preflop
+    from preflop.published.plans import _CLIPPED_FOREACH_ADAMW_BYTES
+
+    model = torch.nn.Linear(1024, 1024, bias=False)
+    step = preflop.account(model, torch.zeros(8, 1024), optimizer="adamw-foreach", device="a100-80gb")
+    rows = [row for row in step.operators if row.phase == "optimizer" and row.op.startswith("aten._foreach")]
+    moved = sum(row.read_bytes + row.write_bytes for row in rows)
+    assert round(moved / 1024**2) == _CLIPPED_FOREACH_ADAMW_BYTES - 12

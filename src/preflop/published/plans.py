@@ -280,6 +280,9 @@ def every_second(name: str) -> bool:
 # Bytes per parameter that a fused AdamW reads and writes: reads weight, gradient and two moments, writes
 # weight and two moments, each four bytes.
 _ADAMW_BYTES = 28
+# The same by lists (foreach), operator by operator: two scalings 16, both moments 24, root, division and eps 24, the
+# update 16; and clipping, which reads every gradient for its norm and scales it, 12.
+_CLIPPED_FOREACH_ADAMW_BYTES = 92
 
 
 def _sharded(row: Row, degree: int, rules: _FullySharded, *, fused_norms: bool = False) -> Plan:
@@ -290,7 +293,7 @@ def _sharded(row: Row, degree: int, rules: _FullySharded, *, fused_norms: bool =
     link, assumed = rules.link(row)
     return dataclasses.replace(
         plan,
-        optimizer_bytes=(_ADAMW_BYTES + 12 * (plan.microbatches - 1)) * parameters // degree,
+        optimizer_bytes=(rules.optimizer_bytes + 12 * (plan.microbatches - 1)) * parameters // degree,
         copied_bytes=rules.copied_bytes * parameters,
         ranks=Ranks(count=degree, link_bytes_per_s=link),
         sharding=Sharding(
@@ -308,6 +311,8 @@ class _FullySharded:
     prefetches: bool
     reduced_bytes: int
     """Of a gradient as it is sent."""
+    optimizer_bytes: int
+    """What an update reads and writes."""
     copied_bytes: int
     """What a microbatch copies besides: gradients into flat ones, casts, gathered weights out of flat ones."""
     usual_link: float
@@ -332,7 +337,8 @@ def _foundry(row: Row) -> Plan:
     """
     fp32 = "PURE" not in row.text("extra")
     rules = _FullySharded(
-        prefetches=False, reduced_bytes=4 if fp32 else 2, copied_bytes=10 if fp32 else 4, usual_link=_DGX_H100,
+        prefetches=False, reduced_bytes=4 if fp32 else 2, optimizer_bytes=_ADAMW_BYTES,
+        copied_bytes=10 if fp32 else 4, usual_link=_DGX_H100,
         usual="nodes of H100s joined by 400 Gbit/s per GPU, as NVIDIA's DGX H100 is sold",
     )  # fmt: skip
     plan = _sharded(row, row.whole("dp") or 1, rules)
@@ -345,10 +351,12 @@ def _titan(row: Row) -> Plan:
     FSDP2 prefetches before a unit's gradients, copies gathered weights out twice (2 read, 2 written each) and
     gradients in while it casts them (2 and 4), and reduces in fp32 (torch/distributed/fsdp/_fully_shard,
     `foreach_all_gather_copy_out`, `foreach_reduce`). The last block's weights are kept for backward
-    (torchtitan/parallelisms/parallelize_llama.py of 2024, `apply_fsdp`).
+    (torchtitan/parallelisms/parallelize_llama.py of 2024, `apply_fsdp`). Gradients are clipped and AdamW runs by lists
+    (torchtitan@1ea476e9f, train.py).
     """
     rules = _FullySharded(
-        prefetches=True, reduced_bytes=4, copied_bytes=14, usual_link=_META_A100,
+        prefetches=True, reduced_bytes=4, optimizer_bytes=_CLIPPED_FOREACH_ADAMW_BYTES, copied_bytes=14,
+        usual_link=_META_A100,
         usual="nodes of A100s joined by 200 Gbit/s per GPU, as Meta's are (arXiv 2307.09288, section 2.2.1)",
     )  # fmt: skip
     plan = _sharded(row, row.whole("dp") or row.needed("gpus"), rules, fused_norms=True)
