@@ -8,6 +8,7 @@ from torch import nn
 
 import preflop
 from preflop.account import Account
+from preflop.cli.main import run
 from preflop.errors import BadSubject
 from preflop.record.fp8 import AMAX_HISTORY_LENGTH, any_layout, workspace_bytes
 from preflop.tape.events import Role
@@ -196,3 +197,24 @@ def test_training_in_fp8_is_refused() -> None:
 
     with pytest.raises(PreflopError, match="`preflop train` does not run fp8"):
         make_config({"model": "gpt2-nano", "data": "d", "out": "o", "steps": 1, "precision": "fp8"})
+
+
+def test_choices_are_exact_where_rows_are_taken_and_refused_elsewhere() -> None:
+    """Sizes whose rows are a multiple of 8 follow polynomials; others run other kernels and are no such size."""
+    from preflop.tape.sizes import NotPolynomial
+
+    model = preflop.choices("gpt2-nano", recompute=("none",), precision="fp8", device="h100-sxm")
+    size = {"batch_size": 3, "sequence_length": 104}
+    exact = preflop.account("gpt2-nano", size, precision="fp8", device="h100-sxm").memory.peak_bytes
+    assert model.evaluate(3, 104).peak_bytes == exact
+    with pytest.raises(NotPolynomial):
+        model.evaluate(3, 101)
+
+
+def test_the_command_refuses_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """A device without fp8: one message on standard error, nothing on standard output."""
+    words = "account gpt2-nano --batch 2 --seq 64 --precision fp8 --device a100-80gb"
+    assert run(words.split()) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "A100 SXM4 80GB has no fp8 matrix units" in printed.err
