@@ -296,6 +296,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "xmod": {"default_language": "en_XX"},
     "mamba2": {"num_heads": 8},
+    "timesfm2_5": {"context_length": 512},  # its running statistics are a loop over patches
+    "xlstm": {"num_blocks": 2},  # each walks through the sequence in Python
     "swin": {"embed_dim": 48},
     "swinv2": {"embed_dim": 48},
     "efficientnet": {"hidden_dim": 2560},
