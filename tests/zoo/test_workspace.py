@@ -242,6 +242,22 @@ GEMM: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
 
 
 @x86
+@pytest.mark.skipif(vector_bytes_here() > 32, reason="measured with AVX2")
+@pytest.mark.parametrize(("channels", "groups", "side", "kernel"), [(64, 64, 2, 3), (64, 64, 8, 7), (16, 1, 2, 3)])
+def test_channels_last_gradients(one_thread: None, channels: int, groups: int, side: int, kernel: int) -> None:
+    """A gemm's scratch has the image besides; wide depthwise kernels pad each channel to a block: to the byte."""
+    x = torch.randn(2, channels, side, side).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(channels, channels // groups, kernel, kernel)
+    shape = ([1, 1], [kernel // 2] * 2, [1, 1], False, [0, 0], groups)
+    y = aten.convolution(x, weight, None, *shape)
+    backward = reading(
+        lambda: aten.convolution_backward(y, x, weight, None, *shape, [True, True, False]),
+        "aten.convolution_backward",
+    )
+    assert inside_bytes(backward.signature, cuda=False) == backward.workspace_bytes
+
+
+@x86
 @pytest.mark.skipif(vector_bytes_here() > 32, reason="AVX2 has no kernel for these; AVX-512 has for some")
 @pytest.mark.parametrize("case", GEMM)
 def test_gradients_by_gemm(one_thread: None, case: str) -> None:

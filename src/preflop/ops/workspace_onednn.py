@@ -181,7 +181,7 @@ class _Convolution:
             return False
         width = self.weight.shape[-1]
         if self.groups == 1 and vector_bytes() == AVX2_BYTES:
-            return not self.pointwise and not self._avx2_takes_the_weight
+            return not self.pointwise and not self.avx2_takes_the_weight
         if self.groups == 1:
             return width > _WIDEST_KERNEL or self.reaches_over_the_image
         if self.groups == self.x.shape[1]:
@@ -193,7 +193,7 @@ class _Convolution:
         return any(count // self.groups % block for count in (self.x.shape[1], self.y.shape[1]))
 
     @property
-    def _avx2_takes_the_weight(self) -> bool:
+    def avx2_takes_the_weight(self) -> bool:
         """Narrow kernels that are not dilated, not taller than the image and reach into it (`params_ok` in
         jit_avx2_conv_kernel_f32.cpp)."""
         tall = zip(self.source.shape[2:-1], self.weight.shape[2:-1])
@@ -416,13 +416,16 @@ def _channels_last_backward(
     if not wants_weight:
         return peaks
     before = input_gradient + 2 * bias_gradient + case.weight.bytes
-    if case.weight_gradient_by_gemm and case.groups == 1:
+    by_gemm = case.weight_gradient_by_gemm
+    if by_gemm and vector_bytes() == AVX2_BYTES and not case.avx2_takes_the_weight:
+        image = prod(case.x.shape[1:]) // case.groups * case.itemsize  # transposed for the gemm
+        peaks.append(before - bias_gradient + by_torch + _gemm_bytes(case) + image + NESTED_BYTES)
+    elif by_gemm and case.groups == 1:
         image = prod(case.x.shape[1:]) * case.itemsize
         threads = min(thread_count(), case.x.shape[0])
         peaks.append(before + by_torch + _gemm_bytes(case) + threads * image)
     else:
-        wide = case.weight_gradient_by_gemm
-        inside = _grouped_weight_bytes(case, wide=wide) + _reduction_bytes(case)
+        inside = _grouped_weight_bytes(case, wide=by_gemm) + _reduction_bytes(case)
         peaks.append(before + by_torch + inside + case.weight.bytes)
     return peaks
 
