@@ -198,3 +198,36 @@ def test_a_sharded_account_is_one_ranks():
     assert held.bytes == 4 * held.elements
     assert whole.bytes / 4 <= held.bytes < 1.01 * whole.bytes / 4
     assert "on each of 4 x H100 SXM5 80GB" in headline(shared)
+
+
+@pytest.mark.parametrize("shard", ["ddp", "zero2", "fsdp"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_sharing_changes_no_reason_for_not_being_6nd(shard, precision):
+    """A gathered weight is the weight, a scattered gradient its gradient: the reasons are those of one GPU."""
+    import preflop
+
+    size = {"batch_size": 2, "sequence_length": 32}
+    alone = preflop.account("gpt2-nano", size, precision=precision, device="h100-sxm")
+    shared = preflop.account("gpt2-nano", size, precision=precision, device="h100-sxm", gpus=4, shard=shard)
+    assert shared.flops.differences == alone.flops.differences
+
+
+def test_a_shared_step_says_so_on_a_cpu_too():
+    """Without a device the headline still names the ranks."""
+    import preflop
+    from preflop.report.tables import headline
+
+    size = {"batch_size": 1, "sequence_length": 8}
+    assert "on each of 4 ranks, as a CPU runs it" in headline(preflop.account("gpt2-nano", size, gpus=4, shard="ddp"))
+
+
+@pytest.mark.parametrize(
+    ("precision", "microbatches", "said"), [("bf16", 4, True), ("bf16", 1, False), ("bf16-mixed", 4, False)]
+)
+def test_sums_in_16_bits_are_warned_of(precision, microbatches, said):
+    """Gradients of microbatches that add up in bf16 lose small ones (L23); those in fp32 do not."""
+    import preflop
+
+    size = {"batch_size": 1, "sequence_length": 8}
+    found = preflop.account("gpt2-nano", size, precision=precision, microbatches=microbatches)
+    assert any("kept in bfloat16" in words for words in found.assumptions) == said

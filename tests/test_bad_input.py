@@ -288,6 +288,11 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
         ["no figures", "preflop calibrate", "--device this"],
     ),
     "fit on a cpu": (["fit", "--device", "cpu"], ["no figures", "preflop calibrate", "--device this"]),
+    "fit what is given": (
+        ["fit", "gpt2", "--device", "h100-sxm", "--seq", "64", "--what", "batch", "--batch", "4"],
+        ["--batch 4", "--what batch", "preflop account"],
+    ),
+    "a batch in words": (["account", "gpt2-nano", "--batch", "two", "--seq", "8"], ["whole number", "1024"]),
     "fit a factory": (["fit", "m.py:fine", "--device", "h100-sxm"], ["is a factory", "named model or a config.json"]),
     "fit a tape": (["fit", "good.tape", "--device", "h100-sxm"], ["is a recording", "named model"]),
     "fit a batch": (
@@ -320,6 +325,8 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "empty tape": (["account", "empty.tape"], ["empty.tape"]),
     "missing tape": (["account", "nowhere.tape"], ["nowhere.tape"]),
     "tape to a wrong name": ([*F, *B, "--tape", "x.json"], [".tape"]),
+    "tape and page in one file": ([*F, *B, "--tape", "x.tape", "--html", "x.tape"], ["x.tape", "two files"]),
+    "calibration into a missing folder": (["calibrate", "--out", "no/such/folder/c.toml"], ["no/such/folder"]),
     "page into a missing folder": ([*F, *B, "--html", "no/such/folder/page.html"], ["no/such/folder"]),
     "roofline on nothing": (["roofline", "m.py:fine", *B, "--out", "x.svg"], ["device"]),
 }

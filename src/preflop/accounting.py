@@ -32,14 +32,14 @@ from preflop.ops.collective import COLLECTIVES
 from preflop.ops.workspace_cuda import convolution_bounds
 from preflop.plan.evidence import evidence
 from preflop.plan.verdict import verdict
-from preflop.precision import find_precision
-from preflop.tape.events import HOST
+from preflop.precision import LOST_SUMS, find_precision
+from preflop.tape.events import HOST, Role
 from preflop.timing.link import beside_link
 from preflop.timing.pages import with_new_pages
 from preflop.timing.ranks import beside_collectives
 from preflop.timing.roofline import on_roofline
 from preflop.timing.step import NO_TIME, StepTime, step_time
-from preflop.timing.this import device_with_figures, recorded_as
+from preflop.timing.this import device_with_figures, is_serial, recorded_as
 from preflop.units import bytes_text
 
 if TYPE_CHECKING:
@@ -288,14 +288,24 @@ def _assumptions(tape: Tape, totals: FlopsTotals, device: Device | None) -> list
     places = {storage.device for storage in tape.storages} - {HOST}
     if len(places) > 1:
         said.append(f"memory of {', '.join(sorted(places))} is counted together")
-    if device is not None and device.context_bytes is None:
+    if device is not None and device.context_bytes is None and not is_serial(device):
         stands_in = _context_bytes(device)
         what = "fits counts none" if stands_in is None else f"the A100's {bytes_text(stands_in)} stands in"
         said.append(f"nobody measured what a context takes on {device.name}: {what}")
     said.extend(_communicator(tape, device))
     said.extend(_convolution_workspace(tape, device))
     said.extend(_recorded_elsewhere(tape, device))
+    said.extend(_sums_in_16_bits(tape))
     return said
+
+
+def _sums_in_16_bits(tape: Tape) -> list[str]:
+    """Said of microbatches whose gradients add up in 16 bits."""
+    subject = tape.subject
+    if subject is None or subject.microbatches < 2:
+        return []
+    dtypes = {storage.dtype for storage in tape.storages if storage.role is Role.GRADIENT}
+    return [f"gradients are kept in {dtype}, and {LOST_SUMS}" for dtype in ("bfloat16", "float16") if dtype in dtypes]
 
 
 def _recorded_elsewhere(tape: Tape, device: Device | None) -> list[str]:

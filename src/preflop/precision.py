@@ -14,6 +14,9 @@ from typing import Any
 from preflop.errors import UnknownPrecision, unknown_name
 from preflop.units import DTYPE_BYTES
 
+LOST_SUMS = "small ones are lost when microbatches add up: bf16-mixed adds them up in fp32"
+"""Of gradients that microbatches add up in 16 bits: bfloat16 holds 8 bits of a sum, float16 11."""
+
 
 @dataclass(frozen=True, slots=True)
 class Precision:

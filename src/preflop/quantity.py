@@ -32,13 +32,17 @@ def read_number(text: str, what: str) -> Decimal:
     Raises:
         BadNumber: not a number, or not a finite one.
     """
+    return _number(text, what, "a number, such as 0.5, 70e9, 70B or 15T")
+
+
+def _number(text: str, what: str, need: str) -> Decimal:
     written = text.strip().replace("_", "").upper()
     exponent = _SUFFIXES.get(written[-1:], 0)
     digits = written[:-1] if exponent else written
     try:
         number = Decimal(digits)
     except InvalidOperation:
-        raise _bad(what, text, "a number, such as 0.5, 70e9, 70B or 15T") from None
+        raise _bad(what, text, need) from None
     if not number.is_finite():
         raise _bad(what, text, "a finite number")
     try:
@@ -61,7 +65,7 @@ def read_count(text: str, what: str) -> int:
     Raises:
         BadNumber: not a number, not whole, below 1, or above 1e24.
     """
-    number = read_number(text, what)
+    number = _number(text, what, "a whole number, such as 8, 1024, 7B or 15T")
     if number < 1 or number > _LARGEST_COUNT or number % 1:
         need = "a whole number below 1e24" if number > _LARGEST_COUNT else "a whole number, 1 or more"
         raise _bad(what, text, need)

@@ -368,3 +368,27 @@ def test_a_machine_that_is_not_as_it_was_is_named(pace: float | None, said: str)
     rows = compare(expected, Meter(tokens=1).reading(), 2**20, on_gpu=False, sharded=False, pace=pace)
     (row,) = [row for row in rows if row.what == "step time"]
     assert said in row.reason
+
+
+def test_a_calibration_with_other_threads_predicts_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rates of two threads say nothing of a step on one: the run says so and goes on without a predicted time."""
+    from preflop.measure.calibrate import Calibration, Reading
+    from preflop.measure.calibration_file import calibration_text
+    from preflop.timing.kernels import Family
+    from preflop.trainer.preflight import device_name, stale_calibration
+
+    readings = [
+        Reading("aten.mm", Family.MATMUL, "float32", 10**9, 10**7, 0.01),
+        Reading("aten.add", Family.ELEMENTWISE, "float32", 10**6, 12 * 10**6, 1e-3),
+    ]
+    monkeypatch.setenv("PREFLOP_CALIBRATION", str(tmp_path / "this.toml"))
+    for threads in (torch.get_num_threads(), torch.get_num_threads() + 1):
+        found = Calibration("A CPU", "CPU", "cpu", 2e-6, threads, 2**30, readings)
+        (tmp_path / "this.toml").write_text(calibration_text(found), "utf-8")
+        said = stale_calibration()
+        if threads == torch.get_num_threads():
+            assert said is None and device_name(torch.device("cpu")) == "this"
+        else:
+            assert said is not None and "OMP_NUM_THREADS" in said and device_name(torch.device("cpu")) == "cpu"

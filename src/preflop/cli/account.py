@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -103,5 +104,7 @@ def _check_files(tape: str | None, html: str | None) -> None:
         if path is not None:
             check_can_write(path)
 
+    if tape is not None and html is not None and os.path.realpath(tape) == os.path.realpath(html):
+        raise BadFile(f"--tape and --html are both {tape!r}.\n  Nothing was recorded. Name two files.")
     if tape is not None and not is_tape(tape):
         raise BadFile(f"--tape is {tape!r}: the name must end in .tape, by which `preflop account` knows it.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -120,6 +121,7 @@ def _of_model(
     from preflop.report.terminal import print_lines
 
     kinds = tuple(What) if what in (None, "all") else tuple(_kind(word) for word in str(what).split(","))
+    _refuse_what_is_sought(kinds, sizes)
     with working_on() as progress:
         answers = fit_model(model, what=kinds, progress=progress, **sizes, **step)
     names = model, step["device"]
@@ -129,6 +131,16 @@ def _of_model(
         print_lines(fit_text(answers, *names))
     if all(answer.found.fits is None for answer in answers):
         raise typer.Exit(1)
+
+
+def _refuse_what_is_sought(kinds: tuple[What, ...], sizes: Mapping[str, Any]) -> None:
+    """A size that is given and the only thing that is sought."""
+    for axis, option in OPTIONS.items():
+        if axis in sizes and kinds == (axis,):
+            raise PreflopError(
+                f"{option} {sizes[axis]} is what --what {axis} looks for.\n"
+                f"  Leave {option} out, or ask whether it fits: `preflop account MODEL {option} {sizes[axis]} ...`."
+            )
 
 
 def _kind(word: str) -> What:

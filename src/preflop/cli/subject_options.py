@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,7 +54,7 @@ Recompute = Annotated[
     ),
 ]
 DeviceName = Annotated[str | None, typer.Option(help="A device of `preflop hardware`, or cpu (default).")]
-Gpus = Annotated[str | None, typer.Option(help="Number of GPUs (this version: 1).")]
+Gpus = Annotated[str | None, typer.Option(help="GPUs that share the step (1); how: --shard.")]
 Shard = Annotated[str | None, typer.Option(help="How to share it: ddp, zero2, fsdp.")]
 AllocConf = Annotated[
     str | None,
@@ -284,6 +285,22 @@ def batch_of(words: Mapping[str, str | None], batch_from: str | None) -> Any:
     return make
 
 
+_SECONDS_BETWEEN_LINES = 20
+"""Of progress in a pipe: what is done sooner says nothing."""
+
+
+def _now_and_then() -> Callable[[str], None]:
+    last = time.monotonic()
+
+    def say(words: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            typer.echo(f"preflop: {words}", err=True)
+
+    return say
+
+
 @contextmanager
 def working(words: str) -> Iterator[None]:
     """Says on standard error what is being done, where a person is looking."""
@@ -294,12 +311,16 @@ def working(words: str) -> Iterator[None]:
 
 @contextmanager
 def working_on() -> Iterator[Callable[[str], None]]:
-    """Gives a function that says on standard error what is being done now, where a person is looking."""
+    """Gives a function that says on standard error what is being done now: where a person is looking, all of it;
+    in a pipe or a file, a line now and then where the work is long."""
     from rich.console import Console
 
     console = Console(stderr=True)
-    if not console.is_terminal or os.environ.get("PREFLOP_QUIET"):
+    if os.environ.get("PREFLOP_QUIET"):
         yield lambda words: None
+        return
+    if not console.is_terminal:
+        yield _now_and_then()
         return
     with console.status("") as status:
         yield status.update

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 from preflop.account import Difference
 from preflop.ledgers.tally import used_outputs
+from preflop.ops.collective import COPY_IN, COPY_OUT, REDUCE_SCATTER
 from preflop.ops.fp8 import CASTS
 from preflop.ops.pricing import work
 from preflop.ops.registry import Kind, Work
-from preflop.tape.events import Call, ParameterInfo, Phase, Role, Tape
+from preflop.tape.events import Call, ParameterInfo, Phase, Role, Signature, Tape
 
 # A tensor made by one of these from a weight is still that weight; by one of these from which a weight
 # gradient is made, is still that gradient.
@@ -28,6 +29,7 @@ _SAME_VALUE = frozenset(
     )
 )  # fmt: skip
 _ADDED = frozenset({"aten.add", "aten.add_"})
+_GRADIENT_STILL = _SAME_VALUE | _ADDED | {COPY_IN, REDUCE_SCATTER}
 # A weight that is broadcast over the batch: its gradient is a batched product, summed.
 _SUMMED = frozenset({"aten.sum"})
 
@@ -156,10 +158,14 @@ def _spread(sums: dict[int, int], storages: list[int], flops: int, tape: Tape) -
 
 
 def _weight_storages(tape: Tape, calls: Iterable[Call]) -> dict[int, int]:
-    """Storage -> the parameter's storage that it is, or is a cast or copy of."""
+    """Storage -> the parameter's storage that it is, or is a cast or copy of, or what a rank gathered of it."""
     weights = {parameter.storage: parameter.storage for parameter in tape.parameters}
+    gathered: dict[int, tuple[int | None, ...]] = {}
     for call in calls:
         signature = tape.signatures[call.signature]
+        if signature.op in (COPY_IN, COPY_OUT):
+            _follow_gathering(call, signature, weights, gathered)
+            continue
         if signature.op not in _SAME_VALUE and signature.op not in CASTS:
             continue
         inputs = call.storages[: 1 if signature.op in CASTS else len(signature.inputs)]  # not its scale and history
@@ -168,6 +174,20 @@ def _weight_storages(tape: Tape, calls: Iterable[Call]) -> dict[int, int]:
             for storage in call.storages[len(signature.inputs) :]:
                 weights.setdefault(storage, next(iter(sources)))
     return weights
+
+
+def _follow_gathering(
+    call: Call, signature: Signature, weights: dict[int, int], gathered: dict[int, tuple[int | None, ...]]
+) -> None:
+    """Shards are copied side by side into a buffer, gathered in it, and copied out in the same order."""
+    count = len(signature.inputs)
+    buffer, results = call.storages[0], call.storages[count:]
+    if signature.op == COPY_IN:
+        gathered[results[0]] = tuple(weights.get(storage) for storage in call.storages[:count])
+        return
+    for storage, weight in zip(results, gathered.get(buffer, ())):
+        if weight is not None:
+            weights.setdefault(storage, weight)
 
 
 def _gradient_storages(tape: Tape, calls: list[Call], weights: dict[int, int]) -> set[int]:
@@ -179,7 +199,7 @@ def _gradient_storages(tape: Tape, calls: list[Call], weights: dict[int, int]) -
         signature = tape.signatures[call.signature]
         inputs = call.storages[: len(signature.inputs)]
         summed = signature.op in _SUMMED and all(_is_product(tape, storage) for storage in inputs)
-        if not (signature.op in _SAME_VALUE or signature.op in _ADDED or summed):
+        if not (signature.op in _GRADIENT_STILL or summed):
             continue
         targets = (*call.storages[len(signature.inputs) :], *(inputs[i] for i in signature.writes))
         if any(storage in gradients for storage in targets):

@@ -91,7 +91,7 @@ def _capability(device: str) -> tuple[int, int]:
     if target is None:
         raise BadSubject(
             f"a {CPU} has no fp8 matrix units, and --precision fp8 is for devices that have.\n"
-            "  Give --device, for example h100-sxm, or take --precision bf16-mixed."
+            "  Price the step for one: `preflop account ... --device h100-sxm`; or take --precision bf16-mixed."
         )
     try:
         find(device).matmul_peak_flops_per_s("fp8")

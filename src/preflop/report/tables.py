@@ -260,9 +260,11 @@ def headline(account: Account) -> str:
 
 def _where(account: Account, recorded_for: str) -> str:
     """On what the step was priced; a recording for another device stays what that device runs."""
+    ranks = communication(account.tape).ranks
     if account.device is not None:
-        ranks = communication(account.tape).ranks
         return f"on {account.device.name}" if ranks is None else f"on each of {ranks} x {account.device.name}"
+    if ranks is not None:
+        return f"on each of {ranks} ranks, as {'a CPU' if recorded_for == 'cpu' else recorded_for} runs it"
     return "as a CPU runs it" if recorded_for == "cpu" else f"as recorded for {recorded_for}, on no device"
 
 

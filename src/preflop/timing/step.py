@@ -13,7 +13,7 @@ from preflop.timing.alignment import unaligned
 from preflop.timing.kernels import family
 from preflop.timing.rates import KernelRate, Named, kernel_rate
 from preflop.timing.roofline import BANDWIDTH, COMPUTE, MATMUL_LIKE, RooflineRow, runs_cudnn
-from preflop.timing.this import is_serial
+from preflop.timing.this import is_serial, this_table
 from preflop.timing.tiles import result_of
 
 LAUNCH = "launch"
@@ -150,6 +150,8 @@ def _assumptions(
     if expected is None and not missing:
         yield f"nobody measured what {device.vendor}'s kernels reach: no expected time, MFU from lower_s"
     if expected is not None:
+        if is_serial(device):
+            yield f"expected time: with {this_table()['device']['threads']} threads of torch, as it was calibrated"
         bases = [words for rate in rates if rate is not None for words in rate.bases]
         for words in dict.fromkeys(bases):
             yield f"expected time: {words}"

@@ -21,7 +21,7 @@ from preflop.measure.pages import keep_freed_memory
 from preflop.measure.speed import Reference, pace
 from preflop.measure.utilization import Meter, Reading
 from preflop.models.initialise import initialise
-from preflop.precision import find_precision
+from preflop.precision import LOST_SUMS, find_precision
 from preflop.timing.this import THIS
 from preflop.trainer import checkpoint, preflight, randomness, state
 from preflop.trainer.batches import Microbatch, Plan, Windows, training_steps
@@ -248,10 +248,7 @@ class _Run:
                 "fp16-mixed needs one loss scale in all processes.\n  Use --shard ddp, or bf16-mixed."
             )
         if precision.parameter_dtype == "bfloat16" and config.microbatches > self.processes.ranks:
-            self.display.say(
-                "Gradients are kept in bf16, and small ones are lost when microbatches add up: "
-                "bf16-mixed adds them up in fp32."
-            )
+            self.display.say(f"Gradients are kept in bf16, and {LOST_SUMS}.")
         if config.shard == "fsdp" and self.processes.ranks == 1:
             self.display.say("shard is fsdp, and there is one process: it holds everything.")
         optimizer = make_optimizer(wrapped.parameters(), config)
