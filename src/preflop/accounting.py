@@ -15,11 +15,11 @@ from preflop.account import DeviceFacts, Flops, Memory, OperatorRow, Priced, Tra
 from preflop.collection import collection_put_off
 from preflop.device_memory import COMMUNICATOR_BOUNDS_BYTES, communicator_bytes, device_memory
 from preflop.errors import PreflopError
-from preflop.hardware.allocator_settings import AllocatorSettings, BadAllocatorSetting
+from preflop.hardware.allocator_settings import no_such_allocator
 from preflop.hardware.catalog import find
 from preflop.hardware.device import Device, MissingFigure
 from preflop.ledgers.births import born_bytes
-from preflop.ledgers.communication import communication
+from preflop.ledgers.communication import Communication, communication
 from preflop.ledgers.copies import copies_ledger, copy_rows
 from preflop.ledgers.flops import FlopsTotals, flops_ledger, flops_totals
 from preflop.ledgers.host import host_memory
@@ -101,10 +101,7 @@ def find_device(name: Any, alloc_conf: str = "") -> Device | None:
     """
     if isinstance(name, str) and name.casefold() == CPU:
         if alloc_conf:
-            raise BadAllocatorSetting(
-                f"allocator settings {alloc_conf!r} are CUDA's, and the device is the CPU.\n"
-                "  Leave them out, or name a CUDA device of `preflop hardware`."
-            )
+            raise no_such_allocator(alloc_conf, "the device is the CPU")
         return None
     return device_with_figures(name).with_alloc_conf(alloc_conf)
 
@@ -127,6 +124,7 @@ class Counts:
     flops: Flops
     operators: list[OperatorRow]
     traffic: Traffic
+    communication: Communication
 
 
 def count(tape: Tape) -> Counts:
@@ -134,7 +132,9 @@ def count(tape: Tape) -> Counts:
     with collection_put_off():
         totals = flops_totals(tape)
         rows = operator_rows(tape)
-        return Counts(memory(tape), totals, _flops(tape, totals), rows, _traffic(rows, totals.total))
+        return Counts(
+            memory(tape), totals, _flops(tape, totals), rows, _traffic(rows, totals.total), communication(tape)
+        )
 
 
 def priced_tape(tape: Tape, counts: Counts, device: Device | None = None) -> Priced:
@@ -146,12 +146,18 @@ def priced_tape(tape: Tape, counts: Counts, device: Device | None = None) -> Pri
 def _account(tape: Tape, device: Device | None) -> Account:
     counts = count(tape)
     priced, assumed = _priced(tape, counts, device)
+    priced = dataclasses.replace(
+        priced,
+        memory=dataclasses.replace(
+            priced.memory, expandable_spare_bytes=_expandable_spare_bytes(tape, priced.memory, device)
+        ),
+    )
     figures = {field.name: getattr(priced, field.name) for field in dataclasses.fields(priced)}
     parameters = priced.memory.columns.parameters.elements
     return Account(
         **figures,
         copies=tuple(copy_rows(tape)),
-        assumptions=(*tape.assumptions, *_assumptions(tape, counts.totals, device), *assumed),
+        assumptions=(*tape.assumptions, *_assumptions(tape, counts, device), *assumed),
         verdict=verdict(
             priced.memory, priced.flops, priced.traffic, priced.time, priced.operators, priced.device, tape.subject
         ),
@@ -164,14 +170,14 @@ def _priced(tape: Tape, counts: Counts, device: Device | None) -> tuple[Priced, 
     held, rows, timed, facts = counts.memory, counts.operators, StepTime(NO_TIME, ()), None
     if device is not None:
         facts = device_facts(device)
-        held = _on_device(tape, held, device)
-        rows, timed = _timed(tape, rows, device, counts.flops)
+        held = _on_device(tape, held, device, counts.communication.ranks)
+        rows, timed = _timed(tape, counts, device)
     return Priced(tape, facts, held, counts.flops, counts.traffic, timed.time, tuple(rows)), timed.assumptions
 
 
 def memory_of(tape: Tape, device: Device) -> Memory:
     """The memory of the account alone, without what else it counts: for searches."""
-    return _on_device(tape, memory(tape), device)
+    return _on_device(tape, memory(tape), device, communication(tape).ranks)
 
 
 def device_facts(device: Device) -> DeviceFacts:
@@ -214,15 +220,13 @@ def _traffic(rows: list[OperatorRow], flops: int) -> Traffic:
     return Traffic(read_bytes, write_bytes, flops / moved if moved else None)
 
 
-def _timed(
-    tape: Tape, rows: list[OperatorRow], device: Device, flops: Flops
-) -> tuple[list[OperatorRow], StepTime]:
+def _timed(tape: Tape, counts: Counts, device: Device) -> tuple[list[OperatorRow], StepTime]:
     """The operators with their times, longest first, and the step's time."""
-    placed = [on_roofline(row, device, _tf32(tape)) for row in rows]
+    placed = [on_roofline(row, device, _tf32(tape)) for row in counts.operators]
     kernels = [place for place in placed if place.row.op not in COLLECTIVES]
-    timed = step_time(kernels, device, model_flops=flops.model, tokens=step_tokens(tape))
+    timed = step_time(kernels, device, model_flops=counts.flops.model, tokens=step_tokens(tape))
     timed = with_new_pages(timed, lambda size: born_bytes(tape, size), device)
-    timed = beside_collectives(timed, kernels, communication(tape), device)
+    timed = beside_collectives(timed, kernels, counts.communication, device)
     timed = beside_link(timed, host_memory(tape).link_bytes, device)
     ordered = sorted(
         (place.row for place in placed), key=lambda row: (-(row.time_s or 0.0), -row.flops, row.op)
@@ -239,33 +243,37 @@ def _tf32(tape: Tape) -> bool:
         return False  # a precision that only the recorder of this tape knew
 
 
-def _on_device(tape: Tape, counted: Memory, device: Device) -> Memory:
-    """The memory with what the device's allocator reserves, its context, and whether it all fits."""
+def _on_device(tape: Tape, counted: Memory, device: Device, ranks: int | None) -> Memory:
+    """The memory with what the device's allocator reserves, its context, and whether it all fits.
+
+    Args:
+        ranks: that share the step; None: it is not shared.
+    """
     capability = device.compute_capability
     if capability is not None:
-        held = device_memory(tape, capability, settings=AllocatorSettings.parse(device.alloc_conf))
+        held = device_memory(tape, capability, settings=device.allocator)
         counted = dataclasses.replace(
             counted, allocated_bytes=held.allocated_bytes, reserved_bytes=held.reserved_bytes
         )
-    ranks = None if capability is None else communication(tape).ranks
     counted = dataclasses.replace(
         counted, context_bytes=_context_bytes(device),
-        communicator_bytes=None if ranks is None else communicator_bytes(ranks),
+        communicator_bytes=None if ranks is None or capability is None else communicator_bytes(ranks),
     )  # fmt: skip
     try:
         has = device.memory_bytes
     except MissingFigure:
         return counted
     needs = counted.needs_bytes
-    counted = dataclasses.replace(counted, fits=needs <= has, spare_bytes=has - needs)
-    return dataclasses.replace(counted, expandable_spare_bytes=_expandable_spare_bytes(tape, counted, device))
+    return dataclasses.replace(counted, fits=needs <= has, spare_bytes=has - needs)
 
 
-def _expandable_spare_bytes(tape: Tape, counted: Memory, device: Device) -> int | None:
+def _expandable_spare_bytes(tape: Tape, counted: Memory, device: Device | None) -> int | None:
     """What expandable segments would leave to spare where only the allocator's placing is in the way."""
-    if counted.fits or (counted.gapless_spare_bytes or 0) < 0 or device.compute_capability is None:
+    if device is None or device.compute_capability is None:
         return None
-    settings = dataclasses.replace(AllocatorSettings.parse(device.alloc_conf), expandable_segments=True)
+    if counted.fits is not False or (counted.gapless_spare_bytes or 0) < 0:
+        return None
+    settings = dataclasses.replace(device.allocator, expandable_segments=True)
     held = device_memory(tape, device.compute_capability, settings=settings)
     return device.memory_bytes - held.reserved_bytes - counted.outside_bytes
 
@@ -280,10 +288,10 @@ def _context_bytes(device: Device) -> int | None:
     return find(_CONTEXT_STAND_IN).context_bytes
 
 
-def _assumptions(tape: Tape, totals: FlopsTotals, device: Device | None) -> list[str]:
+def _assumptions(tape: Tape, counts: Counts, device: Device | None) -> list[str]:
     said = list(CONVENTIONS)
-    if totals.estimates:
-        names = ", ".join(op.removeprefix("aten.") for op in totals.estimates)
+    if counts.totals.estimates:
+        names = ", ".join(op.removeprefix("aten.") for op in counts.totals.estimates)
         said.append(f"FLOPs of {names} are published estimates, not exact counts")
     places = {storage.device for storage in tape.storages} - {HOST}
     if len(places) > 1:
@@ -292,7 +300,7 @@ def _assumptions(tape: Tape, totals: FlopsTotals, device: Device | None) -> list
         stands_in = _context_bytes(device)
         what = "fits counts none" if stands_in is None else f"the A100's {bytes_text(stands_in)} stands in"
         said.append(f"nobody measured what a context takes on {device.name}: {what}")
-    said.extend(_communicator(tape, device))
+    said.extend(_communicator(counts.communication.ranks, device))
     said.extend(_convolution_workspace(tape, device))
     said.extend(_recorded_elsewhere(tape, device))
     said.extend(_sums_in_16_bits(tape))
@@ -325,9 +333,8 @@ def _recorded_elsewhere(tape: Tape, device: Device | None) -> list[str]:
     return [f"the calls are those that {recorded_for} runs, and {device.name} may run others"]
 
 
-def _communicator(tape: Tape, device: Device | None) -> list[str]:
+def _communicator(ranks: int | None, device: Device | None) -> list[str]:
     """What is assumed of NCCL's memory, with bounds; nothing on one rank."""
-    ranks = communication(tape).ranks
     if ranks is None or device is None or device.compute_capability is None:
         return []
     least, most = (bytes_text(bound) for bound in COMMUNICATOR_BOUNDS_BYTES)

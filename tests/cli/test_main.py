@@ -198,3 +198,15 @@ def test_refused_before_anything_is_recorded(words, said, tmp_path, monkeypatch,
     sizes = ["--batch", "2", "--seq", "8"]
     assert entry.run([word.format(tmp_path) for word in words] + sizes) == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_module_is_the_command() -> None:
+    """`python -m preflop` prints what the command does, is called like it, and ends with its status."""
+    words = ("hardware", "h100-smx")
+    done, other = (
+        subprocess.run([sys.executable, *how, *words], capture_output=True, text=True, check=False)
+        for how in (("-m", "preflop"), ("-c", "from preflop.cli.main import main; main()"))
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (other.returncode, other.stdout, other.stderr)
+    assert done.returncode == 2
+    assert done.stderr.startswith("preflop: no device named 'h100-smx'")

@@ -234,6 +234,23 @@ def test_the_device_that_choices_were_made_for_is_evaluated() -> None:
     assert model.evaluate(4, 128, device=device("h200")).lower_s != found.lower_s
 
 
+@pytest.mark.parametrize(("batch", "fits"), [(8, None), (4096, False)])
+def test_what_surely_does_not_fit(batch: int, fits: bool | None) -> None:
+    """More tensors than the device has memory: it does not fit, as the account says; else it is not judged."""
+    import preflop
+    from preflop.choosing import choices
+
+    device = find_device("rtx-4090")
+    assert device is not None
+    made = choices("gpt2-nano", recompute="none", device="rtx-4090")
+    found = made.evaluate(batch, 256)
+    assert found.fits is fits
+    assert (found.peak_bytes > device.memory_bytes) is (fits is False)
+    if fits is False:
+        size = {"batch_size": batch, "sequence_length": 256}
+        assert preflop.account("gpt2-nano", size, device="rtx-4090").memory.fits is False
+
+
 def test_only_unexceeded_moments_are_kept() -> None:
     """A row that another reaches in every coefficient is dropped; of equal rows the first stays."""
     import numpy as np

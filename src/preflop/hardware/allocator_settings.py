@@ -52,6 +52,18 @@ class BadAllocatorSetting(PreflopError):
     """A PYTORCH_CUDA_ALLOC_CONF that torch would not take, or that is not simulated."""
 
 
+def no_such_allocator(text: str, where: str) -> BadAllocatorSetting:
+    """The refusal of settings for a device without that allocator.
+
+    Args:
+        where: which device, in words: "the device is the CPU".
+    """
+    return BadAllocatorSetting(
+        f"allocator settings {text!r} are CUDA's, and {where}.\n"
+        "  Leave them out, or name a CUDA device of `preflop hardware`."
+    )
+
+
 @dataclass(frozen=True)
 class AllocatorSettings:
     """Settings of the caching allocator; the defaults are torch's.

@@ -6,9 +6,10 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from preflop.errors import PreflopError
-from preflop.hardware.allocator_settings import AllocatorSettings, BadAllocatorSetting
+from preflop.hardware.allocator_settings import AllocatorSettings, no_such_allocator
 from preflop.units import GIB
 
 CONFIDENCE: dict[str, str] = {
@@ -117,12 +118,14 @@ class Device:
         if not text:
             return self
         if self.compute_capability is None:
-            raise BadAllocatorSetting(
-                f"allocator settings {text!r} are CUDA's, and {self.name} is no CUDA device.\n"
-                "  Leave them out, or name a CUDA device of `preflop hardware`."
-            )
+            raise no_such_allocator(text, f"{self.name} is no CUDA device")
         AllocatorSettings.parse(text)
         return dataclasses.replace(self, alloc_conf=text)
+
+    @cached_property
+    def allocator(self) -> AllocatorSettings:
+        """How torch's caching allocator is set on it."""
+        return AllocatorSettings.parse(self.alloc_conf)
 
     @property
     def compute_capability(self) -> tuple[int, int] | None:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from preflop.hardware.device import Device
+from preflop.hardware.device import Device, MissingFigure
 from preflop.ledgers.operators import shapes_text, starred
 from preflop.ledgers.tally import Origin, aliasing, dtypes, used_outputs
 from preflop.ops.moved import UNTOUCHED, is_view
@@ -48,6 +48,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 _MODEL_KINDS = frozenset({Kind.MATMUL, Kind.ATTENTION, Kind.CONVOLUTION})
+
+
+def _fits(peak_bytes: int, device: Device | None) -> bool | None:
+    """False where the tensors alone are more than the device has; else None: the allocator was not replayed."""
+    try:
+        too_many = device is not None and peak_bytes > device.memory_bytes
+    except MissingFigure:
+        return None
+    return False if too_many else None
 
 
 class Evaluator:
@@ -161,6 +170,7 @@ class _Compiled:
             upper_s=seconds.upper_s,
             tokens=None if self._tokens is None else value(self._tokens, at) * microbatches,
             samples=batch * microbatches, no_peak=no_peak if seconds.lower_s is not None else (),
+            fits=_fits(peak_bytes, device),
         )  # fmt: skip
 
     def _new_pages_s(self, device: Device, values: Sequence[int], extra: int) -> float:

@@ -34,7 +34,8 @@ class Outcome:
     reserved_bytes: int | None = None
     """What the device's allocator reserves; None where it was not replayed."""
     fits: bool | None = None
-    """None where it is not known, or the allocator was not replayed."""
+    """None where it is not known. Where the allocator was not replayed: False if the tensors alone are more than
+    the device has, else None."""
     needs_bytes: int | None = None
     """What `fits` is judged by: reserved by the allocator, and the context; None where it is not judged."""
     spare_bytes: int | None = None
