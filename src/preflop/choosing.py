@@ -14,7 +14,6 @@ from preflop.account import Priced
 from preflop.accounting import CPU, Account, Counts, account_tape, count, find_device, priced_tape
 from preflop.api import shipped_of, tape_of_subject
 from preflop.axes import SEQ, Axis, size_batch
-from preflop.collection import collection_put_off
 from preflop.errors import BadSubject, PreflopError, described
 from preflop.hardware.device import Device
 from preflop.ledgers.flops import flops_totals
@@ -207,12 +206,11 @@ class Accounts:
         Raises:
             PreflopError: it cannot be run.
         """
-        with collection_put_off():
-            tape, target = self._on_device(choice)
-            key = self._key(choice)
-            if key not in self._counts:
-                self._counts[key] = count(tape)
-            return priced_tape(tape, self._counts[key], target)
+        tape, target = self._on_device(choice)
+        key = self._key(choice)
+        if key not in self._counts:
+            self._counts[key] = count(tape)
+        return priced_tape(tape, self._counts[key], target)
 
     def _on_device(self, choice: Choice) -> tuple[Tape, Device | None]:
         """The tape of a choice as its device runs it, and the device."""
