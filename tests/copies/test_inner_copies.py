@@ -9,7 +9,8 @@ import torch
 
 from preflop.measure.copies import copies_by_call
 from preflop.ops.inner_copies import copies_of, result_dtype
-from preflop.ops.workspace import threads
+from preflop.ops.workspace import threads, vectors
+from preflop.record.subject_tape import vector_bytes_here
 from preflop.tape.events import TensorMeta
 from tests.copies.calls import CALLS
 
@@ -21,7 +22,7 @@ def test_copies_inside_a_call(name):
     """Bytes and dtype of every copy kernel inside each call are those of the rules."""
     if name == "convbf" and not torch.cpu._is_amx_tile_supported():
         pytest.skip("the rule is of CPUs with AMX, whose 16-bit convolutions oneDNN makes channels last")
-    with threads(torch.get_num_threads()):
+    with threads(torch.get_num_threads()), vectors(vector_bytes_here()):
         for call in copies_by_call(CALLS[name]):
             if call.signature.op in BY_CALL:
                 continue

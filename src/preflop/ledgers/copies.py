@@ -19,6 +19,7 @@ from preflop.ledgers.tally import dtypes
 from preflop.ops import inner_copies
 from preflop.ops.arguments import keyword, result
 from preflop.ops.moved import distinct_bytes
+from preflop.ops.workspace import recorded_by
 from preflop.strides import is_permuted, repeats
 from preflop.tape.events import Call, Phase, Role, Signature, Storage, Tape, TensorMeta, require_tape
 
@@ -99,7 +100,8 @@ def copies(tape: Tape) -> Iterator[tuple[Call, Copy]]:
     """Every copy of the steady step, in order, with the call that made it (a call may make several)."""
     calls = tape.steady()
     on_gpu = tape.subject is not None and tape.subject.device != "cpu"
-    inner = [_inner(sig, on_gpu) for sig in tape.signatures]
+    with recorded_by(tape.subject):
+        inner = [_inner(sig, on_gpu) for sig in tape.signatures]
     watched = [sig.op in _CLONES or sig.op in _WHY for sig in tape.signatures]
     known: dict[tuple[object, ...], Copy | None] = {}
     for position, call in enumerate(calls):

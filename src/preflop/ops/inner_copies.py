@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from preflop.ops.arguments import argument, keyword, need, tensor, tensors
-from preflop.ops.onednn import asks_onednn
-from preflop.ops.workspace import thread_count
+from preflop.ops.onednn import AVX2_BYTES, asks_onednn
+from preflop.ops.workspace import thread_count, vector_bytes
 from preflop.strides import is_channels_last, lies_contiguous, view_strides
 from preflop.tape.events import Ref, Signature, TensorMeta
 from preflop.units import DTYPE_BYTES, a_dtype
@@ -510,8 +510,11 @@ def _bmm(sig: Signature) -> Iterable[InnerCopy]:
     """oneDNN's batched product in half precision takes operands that are contiguous, or contiguous but for
     their last two axes.
 
-    Source: ATen/native/mkldnn/Matmul.cpp, is_mkldnn_optimized_format.
+    It has none for a CPU without AVX-512, where torch multiplies itself. Source: ATen/native/mkldnn/Matmul.cpp,
+    is_mkldnn_optimized_format, and Utils.h, mkldnn_bf16_device_check.
     """
+    if vector_bytes() <= AVX2_BYTES:
+        return
     first, second = sig.inputs[:2]
     terms = first.elements * second.shape[2]
     if first.dtype not in ("bfloat16", "float16") or terms <= _ONEDNN_TERMS:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from preflop.errors import BadSubject, PreflopError
+from preflop.ops.onednn import AVX2_BYTES, AVX512_BYTES
 from preflop.recomputation import alike
 from preflop.record import prepare
 from preflop.record.eager import compiled_words
@@ -307,7 +308,7 @@ def _subject_info(subject: Subject, batch: Any) -> SubjectInfo:
         device=subject.device,
         torch_version=torch.__version__,
         cpu_threads=torch.get_num_threads(),
-        cpu_vector_bytes=vector_bytes_here(),
+        cpu_vector_bytes=vector_bytes_here() if subject.device == "cpu" else AVX512_BYTES,
     )
 
 
@@ -316,7 +317,7 @@ def vector_bytes_here() -> int:
 
     Of another instruction set than AVX2, the rules of AVX-512 are taken.
     """
-    return 32 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 64
+    return AVX2_BYTES if torch.backends.cpu.get_cpu_capability() == "AVX2" else AVX512_BYTES
 
 
 __all__ = ["BadSubject", "record_subject"]
