@@ -293,6 +293,9 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
         ["--batch 4", "--what batch", "preflop account"],
     ),
     "a batch in words": (["account", "gpt2-nano", "--batch", "two", "--seq", "8"], ["whole number", "1024"]),
+    "fit in fp8 without fp8": (
+        ["fit", "--device", "a100", "--precision", "fp8"], ["A100", "no fp8 matrix units", "bf16-mixed"],
+    ),
     "fit a factory": (["fit", "m.py:fine", "--device", "h100-sxm"], ["is a factory", "named model or a config.json"]),
     "fit a tape": (["fit", "good.tape", "--device", "h100-sxm"], ["is a recording", "named model"]),
     "fit a batch": (
@@ -392,6 +395,38 @@ def _calls() -> dict[str, tuple[Callable[[], object], list[str]]]:
         "traffic of a number": (lambda: preflop.traffic_ledger(3), ["traffic_ledger", "int: 3"]),
         "copies of a number": (lambda: preflop.copies_ledger(3), ["copies_ledger", "int: 3"]),
         "flops of an account": (lambda: preflop.flops_ledger(step), ["Account", ".tape"]),
+        "allocator settings that are a number": (
+            lambda: preflop.account(linear, x, device="h100-sxm", alloc_conf=3), ["alloc_conf is int: 3", "text"],
+        ),
+        "allocator settings that are none": (
+            lambda: preflop.account(linear, x, device="h100-sxm", alloc_conf=None), ["alloc_conf is NoneType"],
+        ),
+        "batch of numpy": (
+            lambda: preflop.account(linear, x.numpy()), ["numpy.ndarray of shape (2, 8)", "torch.from_numpy(x)"],
+        ),
+        "batch of numpy within": (lambda: preflop.account(linear, {"input": x.numpy()}), ["torch.from_numpy(x)"]),
+        "batch of numpy, real": (lambda: preflop.account_real(linear, x.numpy()), ["torch.from_numpy(x)"]),
+        "jagged batch": (
+            lambda: preflop.account(linear, torch.nested.nested_tensor([x, x[:1]], layout=torch.jagged)),
+            ["nested tensor (torch.float32)", "to_padded_tensor"],
+        ),
+        "jagged batch, real": (
+            lambda: preflop.account_real(linear, torch.nested.nested_tensor([x, x[:1]], layout=torch.jagged)),
+            ["nested tensor", "to_padded_tensor"],
+        ),
+        "storage of a number": (lambda: preflop.same_storage(3, x), ["same_storage", "int: 3"]),
+        "storage of a sparse tensor": (
+            lambda: preflop.same_storage(x, x.to_sparse()), ["same_storage", "torch.sparse_coo"],
+        ),
+        "meter of negative tokens": (lambda: preflop.Meter(tokens=-3), ["tokens is -3", "at least 0"]),
+        "meter of half a device": (lambda: preflop.Meter(devices=1.5), ["devices is 1.5", "whole number"]),
+        "meter of no number": (lambda: preflop.Meter(model_flops="1e12"), ["model_flops is '1e12'"]),
+        "meter of negative warm-up": (lambda: preflop.Meter(warmup_steps=-1), ["warmup_steps is -1"]),
+        "meter of a module": (lambda: preflop.Meter(linear), ["Linear", "preflop.account"]),
+        "step of negative tokens": (lambda: preflop.Meter().step(-3), ["tokens is -3"]),
+        "what-if on a device that is none": (
+            lambda: preflop.what_if(linear, x, devices="a1000"), ["no device named 'a1000'"],
+        ),
         "saving no tape": (lambda: preflop.save_tape(3, "x.tape"), ["save_tape", "int: 3"]),
         "record of a number": (lambda: preflop.record(3), ["int: 3", "preflop.record(fn, x)"]),
     }  # fmt: skip

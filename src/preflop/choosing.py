@@ -420,7 +420,7 @@ def what_if(
     model: Any,
     batch: Any = None,
     *,
-    devices: Sequence[str] = DEVICES_TRIED,
+    devices: str | Sequence[str] = DEVICES_TRIED,
     split: int | None = None,
     given: Account | None = None,
     progress: Callable[[str], None] | None = None,
@@ -430,7 +430,7 @@ def what_if(
 
     Args:
         model: as for `preflop.account`; so are `batch` and every other option.
-        devices: those to compare with.
+        devices: the name or names of those to compare with.
         split: microbatches that the batch is cut into; None: two, where the batch is even.
         given: the account of the run as it is, where it was made already.
         progress: is told what is being priced.
@@ -438,13 +438,14 @@ def what_if(
     Raises:
         PreflopError: something about the arguments; the message says what to do.
     """
-    for name in devices:
+    others = (devices,) if isinstance(devices, str) else devices
+    for name in others:
         find_device(name)
     prices = Accounts(model, batch, given, **options)
     if split is not None:
         check_split(prices.choice.batch, split)
     return plan_what_if(
-        prices.choice, prices.price, devices=devices, split=split or SPLIT, progress=progress
+        prices.choice, prices.price, devices=others, split=split or SPLIT, progress=progress
     )
 
 

@@ -31,7 +31,7 @@ def test_columns_sum_to_bytes_per_parameter() -> None:
 
     for optimizer in OPTIMIZERS.values():
         for precision in PRECISIONS.values():
-            found = largest_model(find("a100"), 1, optimizer, precision)
+            found = largest_model(find("h100-sxm"), 1, optimizer, precision)
             parts = found.parameter_bytes + found.gradient_bytes + found.optimizer_state_bytes
             assert parts == found.bytes_per_parameter
 

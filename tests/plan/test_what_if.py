@@ -314,3 +314,11 @@ def test_a_lower_bound_is_not_compared_with_an_expected_time() -> None:
     row = what_if_table(found).rows[-1]
     assert row[-2].startswith("at least ")
     assert row[-1] == "-"
+
+
+def test_one_device_is_compared_by_its_name_alone(monkeypatch):
+    """devices="a100" is that device, not five of one letter."""
+    monkeypatch.setattr("preflop.choosing.plan_what_if", lambda *given, devices, **rest: devices)
+    size = {"batch_size": 8, "sequence_length": 128}
+    assert what_if("gpt2-nano", size, device="h100-sxm", devices="a100") == ("a100",)
+    assert what_if("gpt2-nano", size, device="h100-sxm", devices=["a100", "l4"]) == ["a100", "l4"]

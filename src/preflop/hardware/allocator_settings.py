@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from preflop.errors import NotYet, PreflopError, nearest
+from preflop.errors import NotYet, PreflopError, described, nearest
 from preflop.units import MIB
 
 # Segment asked for when the small pool is empty (kSmallBuffer, L133); page of its expandable segments.
@@ -92,6 +92,11 @@ class AllocatorSettings:
             BadAllocatorSetting: an unknown key, or a value torch would refuse.
             NotYet: another backend than `native`.
         """
+        if not isinstance(text, str):
+            raise BadAllocatorSetting(
+                f"alloc_conf is {described(text)}; it must be text, as PYTORCH_CUDA_ALLOC_CONF takes it: "
+                "'expandable_segments:True'."
+            )
         settings = cls()
         for key, value in _pairs(text):
             settings = _apply(settings, key, value)

@@ -115,11 +115,11 @@ class Device:
         Raises:
             BadAllocatorSetting: torch would not take it, or the device has no such allocator.
         """
+        AllocatorSettings.parse(text)
         if not text:
             return self
         if self.compute_capability is None:
             raise no_such_allocator(text, f"{self.name} is no CUDA device")
-        AllocatorSettings.parse(text)
         return dataclasses.replace(self, alloc_conf=text)
 
     @cached_property
@@ -208,6 +208,18 @@ class Device:
                 f"  Choose one of these, or add a figure with its source: docs/add-a-gpu.md."
             )
         return float(self.peaks[name].value)
+
+    def require_fp8(self) -> None:
+        """Refuse a device that multiplies no fp8, for a step whose linears do.
+
+        Raises:
+            MissingFigure: it has no dense peak for fp8.
+        """
+        if peak_name("fp8") not in self.peaks:
+            raise MissingFigure(
+                f"{self.name} has no fp8 matrix units, and --precision fp8 is for devices that have.\n"
+                "  Give another --device (`preflop hardware` shows peaks), or take --precision bf16-mixed."
+            )
 
     def matmul_peak_flops_per_s(self, dtype: str) -> float:
         """Dense peak FLOP/s of a matrix product in `dtype`.

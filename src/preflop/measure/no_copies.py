@@ -17,7 +17,7 @@ from types import FrameType
 
 import torch
 
-from preflop.errors import HiddenCopy
+from preflop.errors import BadSubject, HiddenCopy, described
 from preflop.strides import is_permuted, repeats
 from preflop.units import bytes_text
 
@@ -69,7 +69,14 @@ def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
     >>> x = torch.zeros(2, 3)
     >>> same_storage(x, x.t()), same_storage(x, x.t().contiguous())
     (True, False)
+
+    Raises:
+        BadSubject: one of them is no tensor, or has no storage to share (sparse, nested).
     """
+    for given in (a, b):
+        if not isinstance(given, torch.Tensor) or given.layout is not torch.strided:
+            layout = f", {given.layout}" if isinstance(given, torch.Tensor) else ""
+            raise BadSubject(f"same_storage compares two dense tensors, and was given {described(given)}{layout}.")
     return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 

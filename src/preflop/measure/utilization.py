@@ -6,16 +6,19 @@ edges of its windows only, where it waits for the device.
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from preflop.account import Account
-from preflop.errors import BadNumber
+from preflop.errors import BadNumber, BadSubject, described
 from preflop.formulas.utilization import model_flops_utilization
 from preflop.ledgers.six_nd import step_tokens
+from preflop.quantity import whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +99,21 @@ class Meter:
             synchronize: waits for the device (`torch.cuda.synchronize`); None: waits where CUDA is used.
 
         Raises:
-            BadNumber: a number that is not positive.
+            BadNumber: what is no number, or one below what it must be. BadSubject: an `account` that is none.
         """
-        given = {"devices": devices, "window_steps": window_steps, "peak_flops_per_s": peak_flops_per_s}
-        for name, value in given.items():
-            if value is not None and not value > 0:
-                raise BadNumber(f"{name} is {value}; it must be above 0.")
+        devices, window_steps = whole("devices", devices), whole("window_steps", window_steps)
+        warmup_steps = whole("warmup_steps", warmup_steps, least=0)
+        counts = {"tokens": tokens, "model_flops": model_flops, "hardware_flops": hardware_flops}
+        for name, value in counts.items():
+            if value is not None:
+                _check_number(name, value)
+        if peak_flops_per_s is not None:
+            _check_number("peak_flops_per_s", peak_flops_per_s, zero=False)
+        if account is not None and not isinstance(account, Account):
+            raise BadSubject(
+                f"Meter reads an account, and was given {described(account)}.\n"
+                "  Give what preflop.account(...) returned, or tokens= and model_flops= without one."
+            )
         if account is not None:
             counted, flops, timed = step_tokens(account.tape), account.flops, account.time
             tokens = counted * devices if tokens is None and counted is not None else tokens
@@ -135,7 +147,12 @@ class Meter:
 
         Args:
             tokens: of this step, where they differ from step to step.
+
+        Raises:
+            BadNumber: tokens below 0.
         """
+        if tokens is not None:
+            _check_number("tokens", tokens)
         self._seen += 1
         self._in_window += 1
         counted = tokens if tokens is not None else self.tokens or 0
@@ -230,6 +247,13 @@ class Meter:
         if not flops or not step_s or not self.peak_flops_per_s:
             return None
         return model_flops_utilization(flops, 1 / step_s, self.peak_flops_per_s * self.devices)
+
+
+def _check_number(name: str, value: Any, *, zero: bool = True) -> None:
+    """Refuse what is no finite number of at least 0; without `zero`, 0 too."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 0 or (value == 0 and not zero):
+        raise BadNumber(f"{name} is {value!r}; it must be a number {'of at least' if zero else 'above'} 0.")
 
 
 def _cuda_synchronize() -> None:

@@ -48,9 +48,11 @@ def largest_model(device: Device, gpus: int, optimizer: OptimizerSpec, precision
     40000000000
 
     Raises:
-        BadNumber: gpus is not positive.
+        BadNumber: gpus is not positive. MissingFigure: fp8 on a device without it.
     """
     require_positive(gpus=gpus)
+    if precision.fp8_linears:
+        device.require_fp8()
     # A machine that was measured was not sold by a data sheet: its whole memory stands instead.
     sold = device.has_sold_capacity
     memory_bytes = gpus * (device.memory_sold_bytes if sold else device.memory_bytes)

@@ -21,7 +21,6 @@ from torch import nn
 
 from preflop.errors import BadSubject
 from preflop.hardware.catalog import find
-from preflop.hardware.device import MissingFigure
 from preflop.record.fake import FakeKernels
 from preflop.record.recompute import repeated_blocks
 from preflop.record.recorder import Recorder
@@ -67,7 +66,7 @@ def convert_linears(model: nn.Module, subject: Subject, recorder: Recorder) -> N
     """Let the linears of `model`, a copy that nobody else holds, compute in fp8, and say so.
 
     Raises:
-        BadSubject: the device has no fp8, or the model no linear for it.
+        BadSubject: a CPU, or a model without a linear for it. MissingFigure: a device without fp8.
     """
     capability = _capability(subject.device)
     chosen = [module for module in candidates(model) if _divisible(module)]
@@ -93,13 +92,7 @@ def _capability(device: str) -> tuple[int, int]:
             f"a {CPU} has no fp8 matrix units, and --precision fp8 is for devices that have.\n"
             "  Price the step for one: `preflop account ... --device h100-sxm`; or take --precision bf16-mixed."
         )
-    try:
-        find(device).matmul_peak_flops_per_s("fp8")
-    except MissingFigure as error:
-        raise BadSubject(
-            f"{target.name} has no fp8 matrix units, and --precision fp8 is for devices that have.\n"
-            "  Give another --device (`preflop hardware` shows peaks), or take --precision bf16-mixed."
-        ) from error
+    find(device).require_fp8()
     return target.capability
 
 

@@ -317,12 +317,36 @@ def make_batch(subject: Subject) -> Any:
         raise
     except FAILURES as error:
         raise users_error("making the batch", error) from error
+    map_leaves(_check_leaf, batch)
     if not list(tensors_of(batch)) and batch not in ((), {}, []):
         raise BadSubject(
             f"the batch is {type(batch).__name__} and holds no tensor.\n"
             "  Give a tensor, a tuple (positional) or a mapping (keyword) of tensors."
         )
     return batch
+
+
+def _check_leaf(leaf: Any) -> Any:
+    """Refuse arrays of other libraries, which torch's operators do not take, and nested tensors.
+
+    Raises:
+        BadSubject: the leaf is one; the message says how to make a tensor of it.
+    """
+    if isinstance(leaf, torch.Tensor):
+        if leaf.is_nested:
+            raise BadSubject(
+                f"the batch holds a nested tensor ({leaf.dtype}): samples of several lengths in one tensor are not "
+                "recorded.\n"
+                "  Give a dense tensor, padded: torch.nested.to_padded_tensor(x, 0.0)."
+            )
+    elif hasattr(leaf, "__dlpack__"):  # the exchange of arrays: numpy, jax, cupy, tensorflow
+        kind = f"{type(leaf).__module__.partition('.')[0]}.{type(leaf).__name__}"
+        shape = f" of shape {tuple(leaf.shape)}" if hasattr(leaf, "shape") else ""
+        made = "torch.from_numpy(x)" if kind == "numpy.ndarray" else "torch.from_dlpack(x)"
+        raise BadSubject(
+            f"the batch holds a {kind}{shape}; a step is recorded on torch's tensors.\n  Give {made}."
+        )
+    return leaf
 
 
 def empty_assumption(batch: Any) -> str | None:
@@ -346,11 +370,20 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> A
     """
     seen: dict[int, torch.Tensor] = {}
 
+    def leaf(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor):
+            return item
+        if id(item) not in seen:
+            seen[id(item)] = change(item)
+        return seen[id(item)]
+
+    return map_leaves(leaf, value)
+
+
+def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
+    """The same nested batch with everything changed that is no mapping, sequence or dataclass."""
+
     def walk(item: Any) -> Any:
-        if isinstance(item, torch.Tensor):
-            if id(item) not in seen:
-                seen[id(item)] = change(item)
-            return seen[id(item)]
         if isinstance(item, Mapping):
             return {key: walk(inner) for key, inner in item.items()}
         if isinstance(item, tuple) and hasattr(item, "_fields"):
@@ -360,7 +393,7 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> A
         if dataclasses.is_dataclass(item) and not isinstance(item, type):
             changed = {f.name: walk(getattr(item, f.name)) for f in dataclasses.fields(item) if f.init}
             return dataclasses.replace(item, **changed)
-        return item
+        return change(item)
 
     return walk(value)
 
