@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -36,6 +37,8 @@ def model() -> nn.Sequential:
 
 
 X = (16, 512)
+_SETTLING_S = 1.0
+"""Until gloo's threads have let go of ended work: each holds numbers of eight bytes, more on a busy machine."""
 
 
 def measured(microbatches: int, *, wraps: bool) -> tuple[int, int]:
@@ -44,6 +47,7 @@ def measured(microbatches: int, *, wraps: bool) -> tuple[int, int]:
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as before:
         wrapped, step = _started(alone, microbatches, wraps=wraps)
+        time.sleep(_SETTLING_S)
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
