@@ -280,6 +280,12 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "error with C++ frames": (["account", "m.py:long_error", *B], ["too large"]),
     "absurd batch": (["account", "gpt2", "--batch", "1e15", "--seq", "8"], ["1000000000000000", "overflow"]),
     "batch beyond 64 bits": (["account", "gpt2", "--batch", "1e20", "--seq", "8"], ["more elements"]),
+    "batch beyond all memory": (
+        ["account", "gpt2", "--batch", "99999999999", "--seq", "1024", "--device", "h100"], ["64-bit", "smaller batch"],
+    ),
+    "batch whose sum is beyond it": (
+        ["account", "gpt2", "--batch", "1e10", "--seq", "1024", "--device", "h100"], ["64-bit", "smaller batch"],
+    ),
     "python file alone": (["account", "m.py"], ["which function", "m.py:fine"]),
     "file that is not there": (["account", "./nonexistent"], ["no file or folder './nonexistent'"]),
     "file that is no model": (["account", "notes.txt"], ["notes.txt is a file"]),
@@ -413,6 +419,10 @@ def _calls() -> dict[str, tuple[Callable[[], object], list[str]]]:
         "jagged batch, real": (
             lambda: preflop.account_real(linear, torch.nested.nested_tensor([x, x[:1]], layout=torch.jagged)),
             ["nested tensor", "to_padded_tensor"],
+        ),
+        "size beyond all memory": (
+            lambda: preflop.choices("gpt2", recompute="none", device="h100").evaluate(99999999999, 1024),
+            ["64-bit", "smaller batch"],
         ),
         "storage of a number": (lambda: preflop.same_storage(3, x), ["same_storage", "int: 3"]),
         "storage of a sparse tensor": (

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
 from preflop.account import AtPeak, Column, Columns, Memory, TimelinePoint
+from preflop.errors import BadNumber
 from preflop.ledgers.ledger import Ledger, Row
 from preflop.tape.events import HOST, Call, Mark, Role, Storage, Tape, require_tape
 
@@ -258,6 +259,7 @@ def _alive_by_category(storages: list[Storage], last_tick: int) -> np.ndarray:
     """Bytes alive, categories x ticks; one tick more than the last, so that all deaths fit."""
     import numpy as np
 
+    require_addressable(sum(storage.bytes for storage in storages))
     count = len(storages)
     roles = np.fromiter((_INDEX[storage.role.value] for storage in storages), np.int64, count)
     sizes = np.fromiter((storage.bytes for storage in storages), np.int64, count)
@@ -270,6 +272,23 @@ def _alive_by_category(storages: list[Storage], last_tick: int) -> np.ndarray:
     np.add.at(change, (roles, born), sizes)
     np.subtract.at(change, (roles, died), sizes)
     return change.cumsum(axis=1)
+
+
+def require_addressable(total_bytes: int) -> None:
+    """Refuse more bytes than 64-bit sizes and addresses count; sums of them would wrap around.
+
+    Raises:
+        BadNumber: there are more.
+    """
+    if total_bytes > _MOST_BYTES:
+        raise BadNumber(
+            f"the tensors of this step have {total_bytes:.3g} bytes together, more than 64-bit addresses count "
+            f"({_MOST_BYTES:.3g}).\n  Give a smaller batch or shorter sequences."
+        )
+
+
+_MOST_BYTES = 2**63 - 1
+"""Torch's sizes are signed 64-bit numbers."""
 
 
 def _workspace_by_call(tape: Tape) -> dict[int, int]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from preflop.hardware.device import Device, MissingFigure
+from preflop.ledgers.memory import require_addressable
 from preflop.ledgers.operators import shapes_text, starred
 from preflop.ledgers.tally import Origin, aliasing, dtypes, used_outputs
 from preflop.ops.moved import UNTOUCHED, is_view
@@ -223,6 +224,8 @@ class _Moments:
         calls = np.array([call.tick for call in tape.calls], np.int64)
         where = calls.searchsorted(ticks + self.first).clip(max=len(calls) - 1)
         self._phases = [tape.calls[index].phase.value for index in where.tolist()]
+        self._most: list[int] = abs(self._plain).max(axis=0).tolist()
+        """Of each coefficient, the largest that is alive: their sum bounds every sum of bytes."""
         self._inside(tape, alive, prices)
 
     def _alive(self, tape: Tape) -> np.ndarray:
@@ -269,7 +272,12 @@ class _Moments:
         self._fixed_rows = np.array(fixed, np.int64).reshape(-1, self._bytes.shape[1])
 
     def peak(self, at: Sequence[int], values: Sequence[int]) -> tuple[int, str]:
-        """Bytes of the peak and the phase it lies in."""
+        """Bytes of the peak and the phase it lies in.
+
+        Raises:
+            BadNumber: more bytes than 64-bit sizes count.
+        """
+        require_addressable(sum(most * each for most, each in zip(self._most, at)))
         plain = self._plain @ at
         index = int(plain.argmax())
         best, phase = int(plain[index]), self._phases[index]

@@ -11,6 +11,7 @@ import logging
 import random
 import sys
 import warnings
+from collections import deque
 from typing import Any
 
 import torch
@@ -133,12 +134,14 @@ class Recorder(TorchDispatchMode):
         self._log_level = _FAKE_LOG.level
         _FAKE_LOG.setLevel(logging.CRITICAL)
         self.origins.__enter__()
+        self._grad = torch.is_grad_enabled()
+        self._below = torch._C._len_torch_dispatch_stack()
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         try:
-            super().__exit__(*error)
+            self._leave(*error)
         finally:
             self.origins.__exit__(*error)
             self._numpy_reads.__exit__(*error)
@@ -152,6 +155,21 @@ class Recorder(TorchDispatchMode):
                 gc.unfreeze()
             if self._gc:
                 gc.enable()
+
+    def _leave(self, *error: Any) -> None:
+        """Leave the mode, and those that an error kept from being left further down.
+
+        A RecursionError strikes in any call, also in that of a `with` block's `__exit__` (`_decompose`, fake kernels).
+        """
+        while torch._C._len_torch_dispatch_stack() > self._below + 1:
+            torch._C._pop_torch_dispatch_stack(None)
+        for flags in vars(self).values():
+            if isinstance(flags, deque):  # what TorchDispatchMode.__enter__ saw, once for each time
+                while len(flags) > 1:
+                    flags.pop()
+        if error[0] is not None:
+            torch.set_grad_enabled(self._grad)
+        super().__exit__(*error)
 
     def _read_rng_state(self) -> torch.Tensor:
         """torch.get_rng_state, whose result is memory that no dispatcher sees (checkpoint keeps it)."""
@@ -206,7 +224,7 @@ class Recorder(TorchDispatchMode):
             func = engine.IN_PLACE_ON_REAL[func]
         if not isinstance(func, torch._ops.OpOverload):
             return self._higher_order(func, args, kwargs)
-        if func.namespace == "profiler":
+        if func.namespace in ("profiler", "prim"):  # prim: what a subclass says its layout is
             return func(*args, **kwargs)
         if func is _LIFT_FRESH and self.recording and args[0].layout is torch.strided:
             # torch.tensor(...): memory that no call made, and that is new.
@@ -243,6 +261,9 @@ class Recorder(TorchDispatchMode):
 
     def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a composite operator that arrived whole (inference mode), recording its parts."""
+        tensors: list[torch.Tensor] = []
+        _tensors_in((args, kwargs), tensors)
+        self._refuse_nested(func, tensors)
         super().__enter__()  # the mode alone; the recording is under way
         try:
             return func.decompose(*args, **kwargs)
@@ -395,6 +416,7 @@ class Recorder(TorchDispatchMode):
         _tensors_in((args, kwargs), tensors)
         if self.real or self._all_real(tensors):
             return self._run_real(func, args, kwargs, tensors)
+        self._refuse_nested(func, tensors)
         try:
             with self.kernels.mode:
                 result = func(*args, **kwargs)
@@ -407,6 +429,19 @@ class Recorder(TorchDispatchMode):
                 self._signature_of(func, args, kwargs, tensors, outputs, ()), tensors, outputs
             )
         return result
+
+    def _refuse_nested(self, func: Any, tensors: list[torch.Tensor]) -> None:
+        """Nested tensors have parts of their own, which come here again under the operator's own name.
+
+        Raises:
+            BadSubject: one of the tensors is nested; the message says where, and what to do.
+        """
+        if any(tensor.is_nested for tensor in tensors):
+            line = self.origins.line_now()
+            raise BadSubject(
+                f"{func} of a nested tensor{f' at {line}' if line else ''}: samples of several lengths in one tensor "
+                "are not recorded.\n  Give a dense tensor, padded: torch.nested.to_padded_tensor(x, 0.0)."
+            )
 
     def _higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
         from preflop.record.higher_order import run_higher_order
