@@ -273,6 +273,8 @@ class Accounts:
         if ships is not None:
             return ships
         base = choice.but(optimizer=self.choice.optimizer)
+        if base == choice:
+            return None  # its own update: there is nothing to put in
         own = self._subject(base).optimizer
         if self._key(base) != self._key(self.choice) or not isinstance(own, OptimizerSpec) or own.in_backward:
             return None
