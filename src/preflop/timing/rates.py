@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-
 @dataclass(frozen=True)
 class KernelRate:
     """Shares of the dense peak and of the bandwidth as sold, as functions of one call's size."""
