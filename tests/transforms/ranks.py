@@ -1,27 +1,13 @@
-"""A process group of any size in one process, and what a real step on it allocates."""
+"""A real step on some ranks, and what it allocates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
-import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-
-
-@pytest.fixture
-def ranks() -> Iterator[Any]:
-    """Starts a group of so many ranks, of which this process is rank 0; its collectives return at once."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    def start(count: int) -> None:
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
-
-    yield start
-    dist.destroy_process_group()
 
 
 def trained(model: nn.Module, x: torch.Tensor, microbatches: int) -> Callable[[], None]:

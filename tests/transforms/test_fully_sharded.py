@@ -17,9 +17,7 @@ from preflop.ledgers.memory import memory
 from preflop.ops.collective import ALL_GATHER, REDUCE_SCATTER
 from preflop.tape.stack import Refused
 from preflop.transforms.fully_sharded import Sharded, blocks_of, fully_sharded
-from tests.transforms.ranks import peak_of_events, ranks, trained
-
-__all__ = ["ranks"]
+from tests.transforms.ranks import peak_of_events, trained
 
 
 class Block(nn.Module):
