@@ -9,6 +9,7 @@ May import: tape, ops, ledgers, hardware, errors.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from preflop.hardware.allocator import CachingAllocator, cublas_workspace_bytes
@@ -73,28 +74,32 @@ def device_memory(
     """
     streams = _streams(tape)
     allocators = [CachingAllocator(settings) for _ in range(1 + max(streams.values(), default=0))]
+    own, others = allocators[0], allocators[1:]
     handles: dict[int, int] = {}
-    last = tape.steps - 1
-    steady = _steady_from(tape, last)
-    peaks: dict[str, int] = {}
-    phases = _PhaseAtTick(tape)
+    steady = _steady_from(tape, tape.steps - 1)
+    peaks = dict.fromkeys(map(_phase_name, Phase), 0)
+    runs = iter(_phase_runs(tape))
+    until, phase = next(runs)
     for tick, index, size in _events(tape, cublas_workspace_bytes(capability)):
-        allocator = allocators[streams.get(index, 0)]
+        allocator = allocators[streams.get(index, 0)] if others else own
         if size < 0:
             allocator.free(handles.pop(index))
             continue
         handle = allocator.malloc(size)
         if tick >= steady:
-            phase = phases.at(tick)
-            allocated = sum(one.allocated_bytes for one in allocators)
-            if allocated > peaks.get(phase, 0):
+            while tick > until:
+                until, phase = next(runs)
+            allocated = own.allocated_bytes
+            if others:
+                allocated += sum(one.allocated_bytes for one in others)
+            if allocated > peaks[phase]:
                 peaks[phase] = allocated
         if index == _TRANSIENT:
             allocator.free(handle)
         else:
             handles[index] = handle
     reserved = sum(one.peak_reserved_bytes for one in allocators)
-    return DeviceMemory(max(peaks.values(), default=0), reserved, peaks)
+    return DeviceMemory(max(peaks.values()), reserved, {name: peak for name, peak in peaks.items() if peak})
 
 
 _OWN_STREAM = {ALL_GATHER: 1, REDUCE_SCATTER: 2}
@@ -150,22 +155,17 @@ def _steady_from(tape: Tape, step: int) -> int:
     return min(starts, default=0)
 
 
-class _PhaseAtTick:
-    """The phase in which a tick lies, asked for in rising order."""
-
-    def __init__(self, tape: Tape) -> None:
-        self._calls = tape.calls
-        self._names = {id(phase): _phase_name(phase) for phase in Phase}
-        self._now = 0
-
-    def at(self, tick: int) -> str:
-        calls, now = self._calls, self._now
-        if not calls:
-            return _phase_name(Phase.OTHER)
-        while now + 1 < len(calls) and calls[now].tick < tick:
-            now += 1
-        self._now = now
-        return self._names[id(calls[now].phase)]
+def _phase_runs(tape: Tape) -> list[tuple[float, str]]:
+    """(Last tick, phase) of each run of calls of one phase, in order; the last run has no end."""
+    names = {phase: _phase_name(phase) for phase in Phase}
+    runs: list[tuple[float, str]] = []
+    for call in tape.calls:
+        name = names[call.phase]
+        if runs and runs[-1][1] == name:
+            runs.pop()
+        runs.append((call.tick, name))
+    last = runs.pop()[1] if runs else names[Phase.OTHER]
+    return [*runs, (math.inf, last)]
 
 
 def _phase_name(phase: Phase) -> str:

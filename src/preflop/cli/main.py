@@ -16,6 +16,7 @@ from typing import TextIO
 
 import typer
 
+from preflop.collection import collection_in_a_process
 from preflop.errors import PreflopError, nearest
 
 # Command -> (module of this room, one line of help). The module is imported when its command is run.
@@ -78,7 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a rule still gets the numbers
             stream.reconfigure(errors="replace")
-    sys.exit(run(words))
+    with collection_in_a_process():
+        status = run(words)
+    sys.exit(status)
 
 
 def run(words: list[str]) -> int:

@@ -277,7 +277,7 @@ class CachingAllocator:
     def _hand_out(self, block: _Block, size: int, requested_bytes: int) -> None:
         """Split the block if the rest is worth keeping, and count it (L1150-1222, L2272)."""
         rest = block.size - size
-        if self._splits(block.pool, size, rest):
+        if rest and self._splits(block.pool, size, rest):
             tail = _Block(block.address + size, rest, block.pool)
             self._link_after(block, tail)
             block.size = size

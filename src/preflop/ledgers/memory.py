@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, overload
 from preflop.account import AtPeak, Column, Columns, Memory, TimelinePoint
 from preflop.errors import BadNumber
 from preflop.ledgers.ledger import Ledger, Row
-from preflop.tape.events import HOST, Call, Mark, Role, Storage, Tape, require_tape
+from preflop.tape.events import HOST, Call, Mark, Phase, Role, Storage, Tape, require_tape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +42,7 @@ CATEGORIES = (
     "workspace",
 )
 _LASTING = ("parameters", "gradients", "optimizer_states", "buffers")
-_INDEX = {role.value: index for index, role in enumerate(_ROLES)}
+_INDEX = {role: index for index, role in enumerate(_ROLES)}
 _KEPT = {Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE, Role.BUFFER, Role.INPUT}
 
 
@@ -176,7 +176,7 @@ class _Replay:
 
     def fullest(self, role: Role) -> int:
         """The tick at which most bytes of one role are alive."""
-        return int(self.alive[_INDEX[role.value]].argmax())
+        return int(self.alive[_INDEX[role]].argmax())
 
     def timeline(self, step: int) -> Timeline:
         """Every tick of the step at which something was born, died, or ran with a workspace."""
@@ -197,9 +197,9 @@ class _Replay:
     def _phases(self, ticks: np.ndarray) -> list[str]:
         if not self.tape.calls:
             return ["other"] * len(ticks)
-        phases = [call.phase.value for call in self.tape.calls]
-        where = self.call_ticks.searchsorted(ticks).clip(max=len(phases) - 1)
-        return [phases[index] for index in where.tolist()]
+        calls, names = self.tape.calls, {phase: phase.value for phase in Phase}
+        where = self.call_ticks.searchsorted(ticks).clip(max=len(calls) - 1)
+        return [names[calls[index].phase] for index in where.tolist()]
 
 
 class Timeline(Sequence[TimelinePoint]):
@@ -261,7 +261,7 @@ def _alive_by_category(storages: list[Storage], last_tick: int) -> np.ndarray:
 
     require_addressable(sum(storage.bytes for storage in storages))
     count = len(storages)
-    roles = np.fromiter((_INDEX[storage.role.value] for storage in storages), np.int64, count)
+    roles = np.fromiter((_INDEX[storage.role] for storage in storages), np.int64, count)
     sizes = np.fromiter((storage.bytes for storage in storages), np.int64, count)
     born = np.fromiter((storage.born for storage in storages), np.int64, count)
     never = last_tick + 1

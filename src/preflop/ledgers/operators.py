@@ -6,7 +6,10 @@ May import: tape, ops, account (its dataclasses), ledgers. Never torch, never a 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from preflop.account import OperatorRow
 from preflop.ledgers.flops import priced
@@ -15,12 +18,14 @@ from preflop.ledgers.traffic import bytes_by_origin
 from preflop.ops.arguments import result
 from preflop.ops.registry import Kind
 from preflop.ops.variants import tensors_of, variant
-from preflop.tape.events import Signature, Tape, TensorMeta
+from preflop.tape.events import Phase, Signature, Tape, TensorMeta
 
 SHAPES_SHOWN = 4
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
-_Key = tuple[str, str, str, str, str, str, str, int]
+_T = TypeVar("_T")
+_Key = tuple[int, Phase, int, int]
+"""Numbers of a row's work, module and line, and its phase."""
 
 
 @dataclass(slots=True)
@@ -54,7 +59,7 @@ def operator_rows(tape: Tape) -> list[OperatorRow]:
         sums = rows.at(origin)
         sums.read_bytes += bytes_moved.read_bytes * calls
         sums.write_bytes += bytes_moved.write_bytes * calls
-    found = [_row(key, sums) for key, sums in rows.sums.items()]
+    found = [rows.row(key, sums) for key, sums in rows.sums.items()]
     found = [row for row in found if row.flops or row.read_bytes or row.write_bytes]
     return sorted(found, key=lambda row: (-row.flops, -row.read_bytes - row.write_bytes))
 
@@ -63,49 +68,52 @@ class _Rows:
     """Sums per row, found by where a call comes from."""
 
     def __init__(self, tape: Tape) -> None:
-        self.tape = tape
-        self.sums: dict[_Key, _Sums] = {}
-        self._shapes = [shapes_text(sig) for sig in tape.signatures]
-        self._dtypes = dtypes(tape)
-        self._variants = [variant(sig) for sig in tape.signatures]
-        self._modules = [starred(name) for name in tape.modules]
+        self.sums: defaultdict[_Key, _Sums] = defaultdict(_Sums)
+        self._sources = tape.sources
+        signatures = zip(tape.signatures, dtypes(tape), strict=True)
+        self._works, self._work = _numbered(
+            (sig.op, shapes_text(sig), dtype, variant(sig), tensors_of(sig)) for sig, dtype in signatures
+        )
+        self._modules, self._module = _numbered(starred(name) for name in tape.modules)
 
     def at(self, origin: Origin) -> _Sums:
-        key = (
-            self.tape.signatures[origin.signature].op,
-            origin.phase.value,
-            self._modules[origin.module],
-            self.tape.sources[origin.source],
-            self._shapes[origin.signature],
-            self._dtypes[origin.signature],
-            self._variants[origin.signature],
-            tensors_of(self.tape.signatures[origin.signature]),
+        signature, phase, module, source = origin
+        return self.sums[self._work[signature], phase, self._module[module], source]
+
+    def row(self, key: _Key, sums: _Sums) -> OperatorRow:
+        work, phase, module, source = key
+        op, shapes, dtype, which, tensors = self._works[work]
+        moved = sums.read_bytes + sums.write_bytes
+        return OperatorRow(
+            op=op,
+            phase=phase.value,
+            module=self._modules[module],
+            source=self._sources[source] or None,
+            calls=sums.calls,
+            shapes=shapes,
+            dtype=dtype,
+            flops=sums.flops,
+            read_bytes=sums.read_bytes,
+            write_bytes=sums.write_bytes,
+            arithmetic_intensity=sums.flops / moved if moved else None,
+            bound=None,
+            time_s=None,
+            kind=sums.kind.value,
+            attended_flops=sums.attended_flops if sums.attended_flops != sums.flops else None,
+            variant=which,
+            tensors=tensors,
         )
-        return self.sums.setdefault(key, _Sums())
 
 
-def _row(key: _Key, sums: _Sums) -> OperatorRow:
-    op, phase, module, source, shapes, dtype, which, tensors = key
-    moved = sums.read_bytes + sums.write_bytes
-    return OperatorRow(
-        op=op,
-        phase=phase,
-        module=module,
-        source=source or None,
-        calls=sums.calls,
-        shapes=shapes,
-        dtype=dtype,
-        flops=sums.flops,
-        read_bytes=sums.read_bytes,
-        write_bytes=sums.write_bytes,
-        arithmetic_intensity=sums.flops / moved if moved else None,
-        bound=None,
-        time_s=None,
-        kind=sums.kind.value,
-        attended_flops=sums.attended_flops if sums.attended_flops != sums.flops else None,
-        variant=which,
-        tensors=tensors,
-    )
+def _numbered(values: Iterable[_T]) -> tuple[list[_T], list[int]]:
+    """The distinct values, and for each value its place among them: what many share is compared by number.
+
+    >>> _numbered(["a", "b", "a"])
+    (['a', 'b'], [0, 1, 0])
+    """
+    places: dict[_T, int] = {}
+    found = [places.setdefault(value, len(places)) for value in values]
+    return list(places), found
 
 
 def starred(path: str) -> str:

@@ -111,10 +111,10 @@ def _matmul_like(tape: Tape, calls: list[Call]) -> Iterator[tuple[Call, Work]]:
             continue
         if position in used:
             parts = _parts(work(tape.signatures[call.signature], used[position]))
-        else:
-            if call.signature not in prices:
-                prices[call.signature] = _parts(work(tape.signatures[call.signature]))
+        elif call.signature in prices:
             parts = prices[call.signature]
+        else:
+            parts = prices[call.signature] = _parts(work(tape.signatures[call.signature]))
         for part in parts:
             yield call, part
 
@@ -161,18 +161,19 @@ def _weight_storages(tape: Tape, calls: Iterable[Call]) -> dict[int, int]:
     """Storage -> the parameter's storage that it is, or is a cast or copy of, or what a rank gathered of it."""
     weights = {parameter.storage: parameter.storage for parameter in tape.parameters}
     gathered: dict[int, tuple[int | None, ...]] = {}
+    followed = [sig.op in _SAME_VALUE or sig.op in CASTS or sig.op in (COPY_IN, COPY_OUT) for sig in tape.signatures]
     for call in calls:
+        if not followed[call.signature]:
+            continue
         signature = tape.signatures[call.signature]
         if signature.op in (COPY_IN, COPY_OUT):
             _follow_gathering(call, signature, weights, gathered)
             continue
-        if signature.op not in _SAME_VALUE and signature.op not in CASTS:
-            continue
         inputs = call.storages[: 1 if signature.op in CASTS else len(signature.inputs)]  # not its scale and history
-        sources = {weights[storage] for storage in inputs if storage in weights}
-        if len(sources) == 1 and all(storage in weights for storage in inputs):
+        sources = set(map(weights.get, inputs))
+        if len(sources) == 1 and (source := sources.pop()) is not None:
             for storage in call.storages[len(signature.inputs) :]:
-                weights.setdefault(storage, next(iter(sources)))
+                weights.setdefault(storage, source)
     return weights
 
 
@@ -193,17 +194,17 @@ def _follow_gathering(
 def _gradient_storages(tape: Tape, calls: list[Call], weights: dict[int, int]) -> set[int]:
     """Storages that are a parameter's gradient, or are cast, copied or added into one."""
     gradients = {i for i, storage in enumerate(tape.storages) if storage.role is Role.GRADIENT}
+    followed = [sig.op in _GRADIENT_STILL or sig.op in _SUMMED for sig in tape.signatures]
     for call in reversed(calls):
-        if call.phase is not Phase.BACKWARD:
+        if call.phase is not Phase.BACKWARD or not followed[call.signature]:
             continue
         signature = tape.signatures[call.signature]
         inputs = call.storages[: len(signature.inputs)]
-        summed = signature.op in _SUMMED and all(_is_product(tape, storage) for storage in inputs)
-        if not (signature.op in _GRADIENT_STILL or summed):
+        if signature.op in _SUMMED and not all(_is_product(tape, storage) for storage in inputs):
             continue
-        targets = (*call.storages[len(signature.inputs) :], *(inputs[i] for i in signature.writes))
-        if any(storage in gradients for storage in targets):
-            gradients.update(storage for storage in inputs if storage not in weights)
+        written = [inputs[i] for i in signature.writes]
+        if not gradients.isdisjoint(call.storages[len(inputs) :]) or not gradients.isdisjoint(written):
+            gradients.update(set(inputs).difference(weights))
     return gradients
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from operator import attrgetter
+from typing import NamedTuple
 
 from preflop.ops.arguments import call_dtype
 from preflop.ops.registry import FLOPS_OF_USED
 from preflop.tape.events import Call, Phase, Tape
 
-# Phases by identity: hashing an Enum member runs Python code, 61,000 times a step.
-PHASES = {id(phase): phase for phase in Phase}
 
-
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """Where calls come from: what a ledger can group by, besides the operator."""
 
     signature: int
@@ -22,13 +21,12 @@ class Origin:
     source: int
 
 
-def count_by_origin(calls: list[Call]) -> dict[Origin, int]:
+_ORIGIN = attrgetter("signature", "phase", "module", "source")
+
+
+def count_by_origin(calls: Iterable[Call]) -> dict[Origin, int]:
     """Number of calls per signature, phase, module and source line."""
-    counts: dict[tuple[int, int, int, int], int] = {}
-    for call in calls:
-        key = (call.signature, id(call.phase), call.module, call.source)
-        counts[key] = counts.get(key, 0) + 1
-    return {Origin(sig, PHASES[phase], *rest): n for (sig, phase, *rest), n in counts.items()}
+    return {Origin._make(key): n for key, n in Counter(map(_ORIGIN, calls)).items()}
 
 
 def aliasing(storages: tuple[int, ...]) -> tuple[int, ...] | None:

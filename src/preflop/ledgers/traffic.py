@@ -5,11 +5,12 @@ May import: tape, ops, ledgers.ledger, errors. Never torch, never a device.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from preflop.ledgers.ledger import Ledger, Row
-from preflop.ledgers.tally import PHASES, Origin, aliasing, dtypes
+from preflop.ledgers.tally import Origin, aliasing, dtypes
 from preflop.ops.moved import UNTOUCHED, is_view
 from preflop.ops.pricing import moved
 from preflop.ops.registry import Moved
@@ -68,14 +69,13 @@ def bytes_by_origin(tape: Tape) -> Iterator[tuple[Origin, int, Moved]]:
     Alike means: the same signature, and the same tensors sharing storage.
     """
     still = [is_view(sig) or sig.op in UNTOUCHED for sig in tape.signatures]
-    counts: dict[tuple[int, tuple[int, ...] | None, int, int, int], int] = {}
-    for call in tape.steady():
-        if still[call.signature]:
-            continue
-        key = (call.signature, aliasing(call.storages), id(call.phase), call.module, call.source)
-        counts[key] = counts.get(key, 0) + 1
+    counts = Counter(
+        (call.signature, aliasing(call.storages), call.phase, call.module, call.source)
+        for call in tape.steady()
+        if not still[call.signature]
+    )
     prices: dict[tuple[int, tuple[int, ...] | None], Moved] = {}
     for (signature, shared, phase, module, source), calls in counts.items():
         if (signature, shared) not in prices:
             prices[signature, shared] = moved(tape.signatures[signature], shared)
-        yield Origin(signature, PHASES[phase], module, source), calls, prices[signature, shared]
+        yield Origin(signature, phase, module, source), calls, prices[signature, shared]

@@ -90,16 +90,24 @@ def union_bytes(metas: Sequence[TensorMeta], storages: Sequence[int]) -> int:
     """
     by_storage: dict[int, dict[object, tuple[int, int, int]]] = {}
     for meta, storage in zip(metas, storages, strict=True):
-        if meta.elements:
-            first, axes, end = layout(meta)
-            key = (first, axes)
-            by_storage.setdefault(storage, {})[key] = (first, end, distinct_bytes(meta))
+        key, covered = _covered(meta)
+        if covered[-1]:
+            by_storage.setdefault(storage, {})[key] = covered
     return sum(_span_capped(list(ranges.values())) for ranges in by_storage.values())
+
+
+@lru_cache(maxsize=65536)
+def _covered(meta: TensorMeta) -> tuple[object, tuple[int, int, int]]:
+    """A tensor's layout, and (first byte, end, distinct bytes)."""
+    first, axes, end = layout(meta)
+    return (first, axes), (first, end, distinct_bytes(meta))
 
 
 def _span_capped(ranges: list[tuple[int, int, int]]) -> int:
     """Bytes of ranges (first, end, covered) of one storage: per connected span, the sum of what is
     covered or the span, whichever is less."""
+    if len(ranges) == 1:
+        return ranges[0][-1]
     total, span_first, span_end, covered = 0, 0, -1, 0
     for first, end, count in sorted(ranges):
         if first < span_end:

@@ -24,6 +24,8 @@ HOST = "host"
 class Phase(str, Enum):
     """Which part of the step a call belongs to."""
 
+    __hash__ = str.__hash__  # Enum's own is Python code, and a step hashes its phases a hundred thousand times
+
     FORWARD = "forward"
     BACKWARD = "backward"
     RECOMPUTE = "recompute"
@@ -33,6 +35,8 @@ class Phase(str, Enum):
 
 class Role(str, Enum):
     """What a storage is for. A storage has one role; the last one it had is kept."""
+
+    __hash__ = str.__hash__
 
     PARAMETER = "parameter"
     GRADIENT = "gradient"
