@@ -71,10 +71,10 @@ class _Rows:
         self.sums: defaultdict[_Key, _Sums] = defaultdict(_Sums)
         self._sources = tape.sources
         signatures = zip(tape.signatures, dtypes(tape), strict=True)
-        self._works, self._work = _numbered(
+        self._works, self._work = numbered(
             (sig.op, shapes_text(sig), dtype, variant(sig), tensors_of(sig)) for sig, dtype in signatures
         )
-        self._modules, self._module = _numbered(starred(name) for name in tape.modules)
+        self._modules, self._module = numbered(starred(name) for name in tape.modules)
 
     def at(self, origin: Origin) -> _Sums:
         signature, phase, module, source = origin
@@ -105,10 +105,10 @@ class _Rows:
         )
 
 
-def _numbered(values: Iterable[_T]) -> tuple[list[_T], list[int]]:
+def numbered(values: Iterable[_T]) -> tuple[list[_T], list[int]]:
     """The distinct values, and for each value its place among them: what many share is compared by number.
 
-    >>> _numbered(["a", "b", "a"])
+    >>> numbered(["a", "b", "a"])
     (['a', 'b'], [0, 1, 0])
     """
     places: dict[_T, int] = {}

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from preflop.hardware.device import Device, MissingFigure
 from preflop.ledgers.memory import require_addressable
-from preflop.ledgers.operators import shapes_text, starred
-from preflop.ledgers.tally import Origin, aliasing, dtypes, used_outputs
+from preflop.ledgers.operators import numbered, shapes_text, starred
+from preflop.ledgers.tally import aliasing, dtypes, used_outputs
 from preflop.ops.moved import UNTOUCHED, is_view
 from preflop.ops.pricing import inside_bytes, moved, work
 from preflop.ops.registry import Kind, Work
@@ -71,6 +71,7 @@ class Evaluator:
         """
         self.domain = parametric.domain
         self._parametric = parametric
+        self._unfolded: _Unfolded | None = None
         self._compiled: dict[int, _Compiled] = {}
 
     def holds(self, batch: int, *lengths: int | None, **named: int) -> bool:
@@ -94,17 +95,19 @@ class Evaluator:
         if steps is None or not self.domain.holds(batch, *steps):
             asked = self._parametric.asked(batch, *lengths, **named)
             raise NotPolynomial(f"{asked} is outside of what was verified")
-        recorded = 1 if microbatches == 1 else 2
-        if recorded not in self._compiled:
-            self._compiled[recorded] = _Compiled(self._parametric, recorded)
-        return self._compiled[recorded].evaluate(batch, steps, microbatches, device)
+        return self._of(microbatches).evaluate(batch, steps, microbatches, device)
 
     def rows(self, microbatches: int = 1) -> list[PolynomialRow]:
         """Operators of the steady step as the account's rows, their figures as polynomials."""
+        return self._of(microbatches).rows(microbatches)
+
+    def _of(self, microbatches: int) -> _Compiled:
         recorded = 1 if microbatches == 1 else 2
         if recorded not in self._compiled:
-            self._compiled[recorded] = _Compiled(self._parametric, recorded)
-        return self._compiled[recorded].rows(microbatches)
+            if self._unfolded is None:
+                self._unfolded = _unfolded(self._parametric)
+            self._compiled[recorded] = _Compiled(self._parametric, self._unfolded, recorded)
+        return self._compiled[recorded]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +133,10 @@ class PolynomialRow:
 class _Compiled:
     """One step of one or two microbatches as arrays."""
 
-    def __init__(self, parametric: ParametricTape, microbatches: int) -> None:
+    def __init__(self, parametric: ParametricTape, unfolded: _Unfolded, microbatches: int) -> None:
         import numpy as np
 
-        tape, sizes = _canonical(parametric)
-        for stack in parametric.stacks:
-            tape = deepen(tape, stack)
+        tape, sizes = unfolded
         if tape.subject is not None and tape.subject.microbatches != microbatches:
             # The scalar that divides the loss is then no symbol; no price reads it.
             tape = accumulate(tape, microbatches=microbatches)
@@ -197,7 +198,19 @@ class _Compiled:
         return self._rates[device.id]
 
 
-def _canonical(parametric: ParametricTape) -> tuple[Tape, list[tuple[int, ...]]]:
+_Unfolded = tuple[Tape, list[tuple[int, ...]]]
+"""A symbolic tape, and the polynomial of each symbol."""
+
+
+def _unfolded(parametric: ParametricTape) -> _Unfolded:
+    """The symbolic tape with all its layers, and one symbol for each polynomial."""
+    tape, sizes = _canonical(parametric)
+    for stack in parametric.stacks:
+        tape = deepen(tape, stack)
+    return tape, sizes
+
+
+def _canonical(parametric: ParametricTape) -> _Unfolded:
     """The symbolic tape with one symbol for each polynomial (models that share a tape may have several)."""
     table: dict[tuple[int, ...], int] = {}
     width = len(basis_names(parametric.axes))
@@ -421,100 +434,92 @@ class _Steps:
 
     def __init__(self, tape: Tape, sizes: np.ndarray, prices: Grid, repeated: tuple[int, int]) -> None:
         self._tape, self._prices, self._repeated = tape, prices, repeated
-        self._rows: dict[tuple[str, ...], _Row] = {}
+        self._rows: dict[tuple[int, Phase, int, int], int] = {}
         self._order: list[_Row] = []
         self._asked: list[_Asked] = []
         self._sums = _nothing(_TOTALS, sizes.shape[1])
-        self._shapes = [shapes_text(signature) for signature in tape.signatures]
-        self._dtypes = dtypes(tape)
-        self._variants = [variant(signature) for signature in prices.at[0]]
-        self._modules = [starred(name) for name in tape.modules]
+        signatures = zip(tape.signatures, prices.at[0], dtypes(tape), strict=True)
+        self._works, self._work = numbered(
+            (symbolic.op, variant(example), dtype, shapes_text(symbolic), tensors_of(symbolic))
+            for symbolic, example, dtype in signatures
+        )
+        self._modules, self._module = numbered(starred(name) for name in tape.modules)
         self._sizes = sizes
         self._count_work()
         self._count_bytes()
         self._finish()
 
-    def _grouped(self, calls: Iterable[tuple[Call, Any]]) -> dict[tuple[Origin, Any], list[int]]:
-        """Calls alike: how many are made once, how many in what is repeated."""
+    def _grouped(self, calls: Iterable[tuple[Call, Any]]) -> dict[tuple[int, int, Any], list[int]]:
+        """Calls alike, by row, signature and what else is given: how many are made once, how many in what is
+        repeated."""
         first, last = self._repeated
-        groups: dict[tuple[Any, ...], list[int]] = {}
+        work, module, rows = self._work, self._module, self._rows
+        groups: dict[tuple[int, int, Any], list[int]] = {}
         for call, extra in calls:
-            key = (call.signature, call.phase.value, call.module, call.source, extra)
-            counts = groups.setdefault(key, [0, 0])
+            place = work[call.signature], call.phase, module[call.module], call.source
+            row = rows.get(place)
+            if row is None:
+                row = self._new_row(*place)
+            counts = groups.setdefault((row, call.signature, extra), [0, 0])
             counts[first <= call.tick <= last] += 1
-        return {
-            (Origin(signature, Phase(phase), module, source), extra): counts
-            for (signature, phase, module, source, extra), counts in groups.items()
-        }
+        return groups
+
+    def _new_row(self, work: int, phase: Phase, module: int, source: int) -> int:
+        op, which, dtype, shapes, tensors = self._works[work]
+        key = (op, which, phase.value, self._modules[module], self._tape.sources[source], dtype, shapes)
+        symbols = tuple(int(n) for n in _SYMBOL.findall(shapes))
+        self._order.append(_Row(key, symbols, _nothing(_ROW, self._sizes.shape[1]), tensors))
+        self._rows[work, phase, module, source] = len(self._order) - 1
+        return len(self._order) - 1
 
     def _count_work(self) -> None:
         calls = self._tape.steady()
         used = used_outputs(self._tape)
         groups = self._grouped((call, used.get(position)) for position, call in enumerate(calls))
         known: dict[tuple[int, Any], tuple[Price | None, Work | None]] = {}
-        for (origin, outputs), counts in groups.items():
-            key = origin.signature, outputs
-            if key not in known:
-                example = work(self._prices.at[0][origin.signature], outputs)
-                known[key] = self._prices.price(origin.signature, _work_of(outputs)), example
-            price, example = known[key]
-            row = self._row(origin)
+        for (index, signature, outputs), counts in groups.items():
+            if (signature, outputs) not in known:
+                example = work(self._prices.at[0][signature], outputs)
+                known[signature, outputs] = self._prices.price(signature, _work_of(outputs)), example
+            price, example = known[signature, outputs]
+            row = self._order[index]
             row.calls = [a + b for a, b in zip(row.calls, counts)]
             if price is None or example is None:
                 continue
             row.kind = example.kind
-            phase = origin.phase
+            phase = row.key[2]
             names = (
                 ("flops",),
                 (),
                 () if phase in (Phase.OPTIMIZER, Phase.RECOMPUTE) else ("model",),
-                () if phase is Phase.OPTIMIZER else ("hardware",),
+                () if phase == Phase.OPTIMIZER else ("hardware",),
             )
-            self._add(row, price, counts, names, ("flops", "attended", None, None))
+            self._add(index, price, counts, names, ("flops", "attended", None, None))
 
     def _count_bytes(self) -> None:
         tape = self._tape
         still = [is_view(sig) or sig.op in UNTOUCHED for sig in tape.signatures]
         calls = ((call, aliasing(call.storages)) for call in tape.steady() if not still[call.signature])
         known: dict[tuple[int, Any], Price | None] = {}
-        for (origin, shared), counts in self._grouped(calls).items():
-            key = origin.signature, shared
-            if key not in known:
-                known[key] = self._prices.price(origin.signature, _moved_of(shared))
-            price = known[key]
+        for (index, signature, shared), counts in self._grouped(calls).items():
+            if (signature, shared) not in known:
+                known[signature, shared] = self._prices.price(signature, _moved_of(shared))
+            price = known[signature, shared]
             if price is not None:
-                row = self._row(origin)
-                self._add(row, price, counts, (("read",), ("write",)), ("read", "write"))
-
-    def _row(self, origin: Origin) -> _Row:
-        key = (
-            self._tape.signatures[origin.signature].op,
-            self._variants[origin.signature],
-            origin.phase.value,
-            self._modules[origin.module],
-            self._tape.sources[origin.source],
-            self._dtypes[origin.signature],
-            self._shapes[origin.signature],
-        )
-        if key not in self._rows:
-            symbols = tuple(int(n) for n in _SYMBOL.findall(key[-1]))
-            tensors = tensors_of(self._tape.signatures[origin.signature])
-            self._rows[key] = _Row(key, symbols, _nothing(_ROW, self._sizes.shape[1]), tensors)
-            self._order.append(self._rows[key])
-        return self._rows[key]
+                self._add(index, price, counts, (("read",), ("write",)), ("read", "write"))
 
     def _add(
         self,
-        row: _Row,
+        index: int,
         price: Price,
         counts: Sequence[int],
         names: tuple[tuple[str, ...], ...],
         row_names: tuple[str | None, ...],
     ) -> None:
         if not price.polynomials:
-            index = self._order.index(row)
             self._asked.append(_Asked(price, index, (counts[0], counts[1]), names, row_names))
             return
+        row = self._order[index]
         for polynomial, totals, own in zip(price.polynomials, names, row_names):
             if not any(polynomial):
                 continue
