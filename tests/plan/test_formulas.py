@@ -11,7 +11,9 @@ import preflop
 from preflop.choosing import Formulas, formulas
 from preflop.cli.main import run
 from preflop.errors import BadSubject
-from preflop.plan.formulas import product_formula
+from preflop.plan.evaluate import PolynomialRow
+from preflop.plan.formulas import formula_rows, product_formula
+from preflop.plan.prices import OVER
 
 SIZE = {"batch_size": 6, "sequence_length": 96}
 OPTIONS = {"precision": "bf16-mixed", "device": "h100-sxm"}
@@ -21,6 +23,11 @@ RANK = {"B": 6, "S": 96}
 @pytest.fixture(scope="module")
 def found() -> Formulas:
     return formulas("gpt2-nano", SIZE, **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Formulas:
+    return formulas("gpt2", {"batch_size": 2, "sequence_length": 64}, device="h100-sxm")
 
 
 def value(text: str, names: dict[str, int] | None = None) -> int:
@@ -98,6 +105,41 @@ def test_coefficients_are_products_of_the_rows_sizes(number: int, factors: list[
     from fractions import Fraction
 
     assert product_formula([Fraction(n) for n in (0, 0, 0, number, 0, 0)], factors) == text
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "flops", "read", "written"),
+    [
+        ("addmm", "(768,) x (B*S, 3072) x (3072, 768) -> (B*S, 768)", "2*B*S*3072*768",
+         "4*768 + 4*3072*768 + 4*B*S*3072", "4*B*S*768"),
+        ("mm", "(768, B*S) x (B*S, 3072) -> (768, 3072)", "2*B*S*768*3072", "4*B*S*768 + 4*B*S*3072",
+         "4*768*3072"),
+        ("add", "(B, S, 768) x (B, S, 768) -> (B, S, 768)", "B*S*768", "8*B*S*768", "4*B*S*768"),
+        ("embedding", "(50257, 768) x (B, S) -> (B, S, 768)", "0", "8*B*S + 4*B*S*768", "4*B*S*768"),
+    ],
+)  # fmt: skip
+def test_bytes_are_those_of_the_tensors(
+    gpt2: Formulas, op: str, shapes: str, flops: str, read: str, written: str
+) -> None:
+    """GPT-2 in fp32: four bytes of each element of each tensor, and no other product that happens to be equal
+    (4 x 768 is 3072)."""
+    row = next(r for r in gpt2.rows if (r.op, r.shapes) == (f"aten.{op}", shapes))
+    assert (row.flops, row.read_bytes, row.write_bytes) == (flops, read, written)
+
+
+def test_a_small_layer_is_written_by_its_own_sizes() -> None:
+    """8 x 16: 2*B*S*8*16, not 16*B*S*16."""
+    rows = [
+        PolynomialRow(
+            "aten.mm", "forward", "", None, "float32", 1, "(#0, #1) x (#1, #2) -> (#0, #2)",
+            {0: (0, 0, 0, 1, 0, 0), 1: (8, 0, 0, 0, 0, 0), 2: (16, 0, 0, 0, 0, 0)},
+            (0, 0, 0, 2 * 8 * 16 * OVER, 0, 0), (4 * 8 * 16 * OVER, 0, 0, 4 * 8 * OVER, 0, 0),
+            (0, 0, 0, 4 * 16 * OVER, 0, 0),
+        )
+    ]  # fmt: skip
+    (row,) = formula_rows(rows, (2, 3), {"hidden": 8, "ffn": 16})
+    assert (row.flops, row.named["flops"]) == ("2*B*S*8*16", "2*B*S*hidden*ffn")
+    assert (row.read_bytes, row.write_bytes) == ("4*8*16 + 4*B*S*8", "4*B*S*16")
 
 
 def test_the_command_prints_them(capsys: pytest.CaptureFixture[str]) -> None:

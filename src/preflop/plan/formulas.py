@@ -1,22 +1,25 @@
 """Operator rows as formulas in batch and lengths: `2*B*S*768*3072`, `2*B*source*target*64`.
 
 A polynomial's coefficients are products of the model's sizes. Each is written as the product of sizes that
-stand in the row's own shapes, where it is one (times a small number): so a reader finds them again.
+stand in the row's own shapes, where it is one (times a small number): so a reader finds them again. Bytes are
+written as those of the row's tensors, and FLOPs by the sizes of a matmul or of a result, where they are that.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, product
 from math import prod
 
 from preflop.axes import Axis
 from preflop.plan.evaluate import PolynomialRow
 from preflop.plan.prices import OVER, whole_value
 from preflop.tape.sizes import BASIS, SEQUENCE, basis, basis_names, formula
+from preflop.units import DTYPE_BYTES
 
 # A coefficient over the sizes it is made of: bytes of an element, 2 of a multiply-add, q, k and v...
 _SMALL = 64
@@ -26,6 +29,8 @@ _TINY = 16
 _TRIED = 10
 # Sizes up to this are taken for factors of the formula (2 of a multiply-add), not of the model.
 _LEAST = 4
+_GATHERING = frozenset({"aten.embedding", "aten.index_select", "aten.gather"})
+_MATMULS = frozenset(f"aten.{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +84,16 @@ def _words(names: Mapping[str, int]) -> dict[int, str]:
 def _formula_row(
     row: PolynomialRow, at: Sequence[int], words: Mapping[int, str], letters: Sequence[str]
 ) -> FormulaRow:
-    factors = _factors(row)
+    factors, summands = _factors(row), _summands(row, letters)
     figures = {"flops": row.flops, "read_bytes": row.read_bytes, "write_bytes": row.write_bytes}
     over = OVER * row.calls
     each = {name: None if f is None else [Fraction(c, over) for c in f] for name, f in figures.items()}
 
     def written(by: Mapping[int, str]) -> dict[str, str | None]:
-        return {n: None if p is None else product_formula(p, factors, by, letters) for n, p in each.items()}
+        return {
+            name: None if found is None else product_formula(found, factors, by, letters, summands[name])
+            for name, found in each.items()
+        }
 
     plain, named = written({}), written(words)
     shapes = re.sub(r"#(\d+)", lambda symbol: formula(row.sizes[int(symbol[1])], letters), row.shapes)
@@ -99,6 +107,82 @@ def _formula_row(
 
 def _value(polynomial: Sequence[int] | None, at: Sequence[int]) -> int:
     return 0 if polynomial is None else whole_value(polynomial, at)
+
+
+@dataclass(frozen=True, slots=True)
+class Summand:
+    """What a figure may count: a term times sizes, so many times at most, each with one of some numbers."""
+
+    monomial: str
+    factors: tuple[int, ...]
+    most: int
+    each: tuple[int, ...]
+
+    def multiples(self) -> list[int]:
+        """What it may be multiplied by: all of them first, each with the likeliest number."""
+        return [number * count for number in self.each for count in range(self.most, 0, -1)]
+
+
+_Size = tuple[Counter[str], int]
+"""A size that is one term: its letters, and its coefficient."""
+
+
+def _summands(row: PolynomialRow, letters: Sequence[str]) -> dict[str, list[Summand]]:
+    """What each figure of the row counts, by its name: the bytes of its tensors, the elements of its result or the
+    products of its matmul."""
+    before, _, after = row.shapes.partition("->")
+    inputs, outputs = _tensors(row, before, letters), _tensors(row, after, letters)
+    own = DTYPE_BYTES.get(row.dtype, 4)
+    items = tuple(dict.fromkeys((own, 4, 2, 8, 1, 16)))
+    gathered = outputs[:1] if row.op in _GATHERING else []  # the rows that they read, not their whole table
+    work: list[Summand] = []
+    if row.op in _MATMULS and len(inputs) > 1 and outputs:
+        left = inputs[-2]
+        work = _counted([[*left, outputs[0][-1]]], letters, (2,))
+    elif outputs:
+        work = [Summand(s.monomial, s.factors, _TINY, (1,)) for s in _counted(outputs[:1], letters, ())]
+    return {
+        "flops": work,
+        "read_bytes": [] if " more" in before else _counted([*inputs, *gathered], letters, items),
+        "write_bytes": [] if " more" in after else _counted(outputs, letters, items),
+    }
+
+
+def _tensors(row: PolynomialRow, shapes: str, letters: Sequence[str]) -> list[list[_Size]]:
+    """The sizes of each tensor, of those whose every size is one term."""
+    found = []
+    for tensor in re.findall(r"\(([^)]*)\)", shapes):
+        numbers = [row.sizes[int(number)] for number in re.findall(r"#(\d+)", tensor)]
+        if all(sum(map(bool, coefficients)) == 1 for coefficients in numbers):
+            terms = [next((c, name) for c, name in zip(coefficients, letters) if c) for coefficients in numbers]
+            found.append([(_letters(name), c) for c, name in terms])
+    return found
+
+
+def _letters(monomial: str) -> Counter[str]:
+    """How often each letter stands in a term.
+
+    >>> _letters("B*S^2") == Counter(B=1, S=2)
+    True
+    """
+    found: Counter[str] = Counter()
+    for part in monomial.split("*"):
+        letter, _, power = part.partition("^")
+        if letter != "1":
+            found[letter] += int(power or 1)
+    return found
+
+
+def _counted(tensors: Sequence[Sequence[_Size]], letters: Sequence[str], each: tuple[int, ...]) -> list[Summand]:
+    """Tensors of one number of elements together, of those whose elements are one term."""
+    named = {frozenset(_letters(name).items()): name for name in letters}
+    alike: dict[tuple[str, tuple[int, ...]], list[tuple[int, ...]]] = {}
+    for tensor in tensors:
+        monomial = named.get(frozenset(sum((letter for letter, _ in tensor), Counter[str]()).items()))
+        if monomial is not None:
+            factors = tuple(size for _, size in tensor if size > 1)
+            alike.setdefault((monomial, tuple(sorted(factors))), []).append(factors)
+    return [Summand(monomial, members[0], len(members), each) for (monomial, _), members in alike.items()]
 
 
 def _factors(row: PolynomialRow) -> list[int]:
@@ -122,12 +206,14 @@ def product_formula(
     factors: Sequence[int],
     words: Mapping[int, str] | None = None,
     letters: Sequence[str] = BASIS,
+    summands: Sequence[Summand] = (),
 ) -> str:
     """A polynomial whose coefficients are written as products of factors, or a sum of two, where they are.
 
     Args:
         words: what to write for a factor; its number where there is no word.
         letters: the polynomial's terms (`tape.sizes.basis_names`).
+        summands: what it likely counts.
 
     >>> flops = [Fraction(0)] * 3 + [Fraction(2 * 768 * 3072)] + [Fraction(0)] * 2
     >>> product_formula(flops, [768, 3072])
@@ -139,23 +225,39 @@ def product_formula(
         term
         for coefficient, name in zip(polynomial, letters)
         if coefficient
-        for term in _terms(coefficient, name, factors, words or {})
+        for term in _terms(coefficient, name, factors, words or {}, [s for s in summands if s.monomial == name])
     ]
     return " + ".join(terms).replace("+ -", "- ") or "0"
 
 
 def _terms(
-    coefficient: Fraction, monomial: str, factors: Sequence[int], words: Mapping[int, str]
+    coefficient: Fraction,
+    monomial: str,
+    factors: Sequence[int],
+    words: Mapping[int, str],
+    summands: Sequence[Summand],
 ) -> Iterable[str]:
     letters = [] if monomial == "1" else [monomial]
     if coefficient.denominator != 1:
         yield "*".join([f"{coefficient.numerator}/{coefficient.denominator}", *letters])
         return
     sign = "-" if coefficient < 0 else ""
-    for rest, parts in _products(abs(int(coefficient)), factors):
+    number = abs(int(coefficient))
+    for rest, parts in _sum_of(number, summands) or _products(number, factors):
         written = [] if rest == 1 else [str(rest)]
         written += letters + [words.get(part, str(part)) for part in parts]
         yield sign + ("*".join(written) or "1")
+
+
+def _sum_of(number: int, summands: Sequence[Summand]) -> list[tuple[int, tuple[int, ...]]]:
+    """(small number, factors) of summands that make up the number: all of them with one number, else any; or
+    nothing."""
+    wholes = [prod(summand.factors) for summand in summands]
+    alike = ([number_of * s.most for s in summands] for number_of in (summands[0].each if summands else ()))
+    for times in (*alike, *product(*([*s.multiples(), 0] for s in summands))):
+        if sum(n * whole for n, whole in zip(times, wholes)) == number:
+            return [(n, s.factors) for n, s in zip(times, summands) if n]
+    return []
 
 
 def _products(number: int, factors: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
