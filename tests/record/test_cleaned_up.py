@@ -91,3 +91,20 @@ def test_products_of_nested_tensors_are_refused_by_name() -> None:
     with pytest.raises(BadSubject, match=r"(?s)nested tensor.*to_padded_tensor"):
         preflop.record(product)
     _check_healthy()
+
+
+def test_a_recording_inside_a_recording_is_refused() -> None:
+    """`preflop.account` called by the model's forward: one clear message, and nothing left behind."""
+
+    class Asks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            preflop.account(self.inner, x)
+            return self.inner(x)
+
+    with pytest.raises(BadSubject, match=r"(?s)called inside a step that it records.*outside of the model's forward"):
+        preflop.account(Asks(), torch.zeros(2, 4))
+    _check_healthy()

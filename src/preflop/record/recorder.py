@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from preflop.errors import BadSubject, PreflopError
 from preflop.record import assume, by_value, engine
@@ -78,8 +78,17 @@ class Recorder(TorchDispatchMode):
         return False
 
     def __init__(self, *, lives: bool = False) -> None:
-        """With `lives`, the tape says what held each tensor (see `tape.lives`)."""
+        """With `lives`, the tape says what held each tensor (see `tape.lives`).
+
+        Raises:
+            BadSubject: a step is being recorded already.
+        """
         super().__init__()
+        if any(isinstance(mode, Recorder) for mode in _get_current_dispatch_mode_stack()):
+            raise BadSubject(
+                "preflop was called inside a step that it records; a recording cannot hold another.\n"
+                "  Call it outside of the model's forward, the loss and the optimizer."
+            )
         self.kernels = FakeKernels()
         self.table = LongTable() if lives else StorageTable()
         self.lives = Lives(self, self.table) if isinstance(self.table, LongTable) else None
