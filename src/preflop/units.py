@@ -9,6 +9,9 @@ KIB = 2**10
 MIB = 2**20
 GIB = 2**30
 
+AVX2_BYTES, AVX512_BYTES = 32, 64
+"""A vector register of each."""
+
 # Bytes of one element, by torch's name of the dtype (torch.dtype.itemsize).
 DTYPE_BYTES: dict[str, int] = {
     "float64": 8,

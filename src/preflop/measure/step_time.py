@@ -20,7 +20,7 @@ from preflop.measure.pages import keep_freed_memory
 from preflop.measure.speed import Reference, pace
 from preflop.record.subject_tape import record_subject
 from preflop.subject import Subject
-from preflop.timing.this import THIS, this_table
+from preflop.timing.this import THIS, other_threads, this_table
 
 TOLERANCE = 0.20
 """Relative difference of the step's time within which it verifies."""
@@ -98,11 +98,8 @@ def verify_step_time(
             f"this machine was calibrated on its {head['name']}, and a real step runs on the CPU.\n"
             "  Calibrate the CPU: `preflop calibrate --device cpu`."
         )
-    if head["threads"] != torch.get_num_threads():
-        raise BadSubject(
-            f"torch uses {torch.get_num_threads()} threads, and the calibration was made with {head['threads']}.\n"
-            "  Set OMP_NUM_THREADS to that number, or run `preflop calibrate` again."
-        )
+    if why := other_threads(torch.get_num_threads()):
+        raise BadSubject(why)
     progress("recording")
     account = account_tape(record_subject(subject), device)
     timed = account.time

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from preflop.ops.arguments import argument, keyword, need, tensor, tensors
-from preflop.ops.onednn import AVX2_BYTES, asks_onednn
+from preflop.ops.onednn import asks_onednn
 from preflop.ops.workspace import thread_count, vector_bytes
 from preflop.strides import is_channels_last, lies_contiguous, view_strides
 from preflop.tape.events import Ref, Signature, TensorMeta
-from preflop.units import DTYPE_BYTES, a_dtype
+from preflop.units import AVX2_BYTES, DTYPE_BYTES, a_dtype
 
 
 @dataclass(frozen=True, slots=True)

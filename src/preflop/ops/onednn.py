@@ -11,11 +11,9 @@ from math import prod
 
 from preflop.ops.workspace import thread_count, vector_bytes
 from preflop.tape.events import TensorMeta
-from preflop.units import DTYPE_BYTES
+from preflop.units import AVX2_BYTES, DTYPE_BYTES
 
 PAGE_BYTES = 4096
-AVX2_BYTES, AVX512_BYTES = 32, 64
-"""A vector register of each."""
 BATCH_ELEMENT_BYTES = 40
 """`brgemm_batch_element_t`: two addresses, two paddings and a flag of 8 bytes each."""
 _BATCH_WORTH_ONE_THREAD = 16

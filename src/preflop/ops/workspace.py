@@ -18,10 +18,10 @@ from contextvars import ContextVar
 from preflop.ops.arguments import argument, need, tensor
 from preflop.ops.registry import workspace
 from preflop.tape.events import Signature, SubjectInfo, TensorMeta
-from preflop.units import DTYPE_BYTES
+from preflop.units import AVX512_BYTES, DTYPE_BYTES
 
 _THREADS: ContextVar[int] = ContextVar("threads", default=1)
-_VECTOR_BYTES: ContextVar[int] = ContextVar("vector_bytes", default=64)
+_VECTOR_BYTES: ContextVar[int] = ContextVar("vector_bytes", default=AVX512_BYTES)
 
 
 def thread_count() -> int:

@@ -19,7 +19,6 @@ from math import prod
 from preflop.ops.arguments import argument, need
 from preflop.ops.native_convolution import NativeConvolution
 from preflop.ops.onednn import (
-    AVX2_BYTES,
     NESTED_BYTES,
     PAGE_BYTES,
     asks_onednn,
@@ -30,7 +29,7 @@ from preflop.ops.onednn import (
 from preflop.ops.registry import workspace
 from preflop.ops.workspace import contiguous_copy_bytes, is_contiguous, thread_count, vector_bytes
 from preflop.tape.events import Signature, TensorMeta
-from preflop.units import DTYPE_BYTES
+from preflop.units import AVX2_BYTES, DTYPE_BYTES
 
 _NARROW_BLOCK = 8
 """Of an AVX2 register: the weight's gradient where few channels are read, but more than a first image has."""

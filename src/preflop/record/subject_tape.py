@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from preflop.errors import BadSubject, PreflopError
-from preflop.ops.onednn import AVX2_BYTES, AVX512_BYTES
 from preflop.recomputation import alike
 from preflop.record import prepare
 from preflop.record.eager import compiled_words
@@ -29,6 +28,7 @@ from preflop.record.target import target_rules
 from preflop.subject import FAILURES, Subject, users_error
 from preflop.tape.events import ParameterInfo, Role, SubjectInfo, Tape
 from preflop.tape.stack import RECORDED, CutTape, Refused, Stack
+from preflop.units import AVX2_BYTES, AVX512_BYTES
 
 STEPS = 2
 """The first makes the optimizer's states, the second is the steady state."""

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from preflop.errors import BadTape, described
-from preflop.units import DTYPE_BYTES
+from preflop.units import AVX512_BYTES, DTYPE_BYTES
 
 HOST = "host"
 """Device of storages that wait in the host's memory while the rest is on a device."""
@@ -197,7 +197,7 @@ class SubjectInfo:
     torch_version: str = ""
     cpu_threads: int = 1
     """Threads of the CPU that recorded: some CPU kernels take scratch once per thread."""
-    cpu_vector_bytes: int = 64
+    cpu_vector_bytes: int = AVX512_BYTES
     """Width of a vector register of the CPU that recorded, 64 with AVX-512 and 32 with AVX2: oneDNN's
     layouts of convolutions are made of blocks that fill one."""
 

@@ -90,6 +90,21 @@ def this_table() -> dict[str, Any]:
     return calibration(calibration_path(), _stamp(calibration_path()))
 
 
+def other_threads(threads: int) -> str | None:
+    """Why times measured on this machine's CPU hold for no run with so many threads; None where they do.
+
+    Raises:
+        BadFile: it was never calibrated, or the file cannot be read.
+    """
+    head = this_table()["device"]
+    if head["records_as"] != "cpu" or head["threads"] == threads:
+        return None
+    return (
+        f"torch uses {threads} threads, and `preflop calibrate` ran with {head['threads']}.\n"
+        "  Set OMP_NUM_THREADS to that number, or calibrate again."
+    )
+
+
 def this_curves() -> Mapping[str, Any]:
     """The measured curves of this machine."""
     found: Mapping[str, Any] = this_table()["curves"]

@@ -18,7 +18,7 @@ from preflop.measure.verify import Verification, verify_subject
 from preflop.models.catalog import ModelFacts
 from preflop.precision import find_precision
 from preflop.subject import Subject, resolve
-from preflop.timing.this import THIS, calibration_path, recorded_as, this_device, this_table
+from preflop.timing.this import THIS, calibration_path, other_threads, recorded_as, this_device
 from preflop.trainer.config import TrainConfig
 from preflop.trainer.model import make_model, trained_facts
 from preflop.trainer.optimizer import make_optimizer
@@ -135,15 +135,10 @@ def stale_calibration() -> str | None:
     if not calibration_path().is_file():
         return None
     try:
-        head = this_table()["device"]
+        why = other_threads(torch.get_num_threads())
     except BadFile as error:
-        return f"no time is predicted: {str(error).splitlines()[0]} `preflop calibrate` makes it anew"
-    if head["records_as"] == "cpu" and head["threads"] != torch.get_num_threads():
-        return (
-            f"no time is predicted: torch uses {torch.get_num_threads()} threads, and `preflop calibrate` ran with "
-            f"{head['threads']}; set OMP_NUM_THREADS to that number, or calibrate again"
-        )
-    return None
+        why = f"{str(error).splitlines()[0]} `preflop calibrate` makes it anew"
+    return None if why is None else f"no time is predicted: {' '.join(why.split())}"
 
 
 def calibrated_type() -> str:
