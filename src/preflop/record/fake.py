@@ -31,6 +31,8 @@ from preflop.tape.events import TensorMeta
 # masks (a 8192 x 8192 mask has 64 MiB), floating ones drop-path tables and the like.
 INTEGER_LIMIT_BYTES = 128 * 2**20
 FLOAT_LIMIT_BYTES = 256 * 2**10
+# Floating masks made of known booleans are real while all together take no more than this.
+MASKS_LIMIT_BYTES = 2**30
 # A floating tensor from before the recording is taken for its values only when it is this small.
 FOREIGN_FLOAT_ELEMENTS = 4096
 

@@ -26,6 +26,7 @@ from preflop.record.fake import (
     FLOAT_LIMIT_BYTES,
     FOREIGN_FLOAT_ELEMENTS,
     INTEGER_LIMIT_BYTES,
+    MASKS_LIMIT_BYTES,
     FakeKernels,
     Fresh,
     Plan,
@@ -111,6 +112,8 @@ class Recorder(TorchDispatchMode):
         """Storage ids of answers that say so of numbers which are not computed."""
         self._made_by: dict[int | None, int] = {}
         """Storage id -> sequence number of the backward node that made it."""
+        self._mask_bytes = 0
+        """Of floating masks that were made for real, freed ones too."""
         self._before = Before()
         self.masks: dict[int, Count] = {}
         """Storage id -> attended pairs, of floating masks made from known booleans."""
@@ -374,11 +377,19 @@ class Recorder(TorchDispatchMode):
         if func in assume.CHECKS and self.table.known(tensors[0]) in self._taken_different:
             return False
         if func is aten.where.self and tensors[0].dtype is torch.bool and _two_numbers(tensors):
-            return plan.fresh_float_bytes // tensors[1].itemsize <= INTEGER_LIMIT_BYTES
+            return self._room_for_mask(plan.fresh_float_bytes, tensors[1].itemsize)
         return (
             plan.fresh_float_bytes <= FLOAT_LIMIT_BYTES
             and plan.fresh_integer_bytes <= INTEGER_LIMIT_BYTES
         )
+
+    def _room_for_mask(self, size_bytes: int, itemsize: int) -> bool:
+        """Whether a floating mask is made for real: one of so many numbers, and all of them in so many bytes (each
+        layer may make its own, and keep it for backward). What is attended is known without (`masks`)."""
+        if size_bytes // itemsize > INTEGER_LIMIT_BYTES or self._mask_bytes + size_bytes > MASKS_LIMIT_BYTES:
+            return False
+        self._mask_bytes += size_bytes
+        return True
 
     # -- three ways to run it --------------------------------------------------------------------
 
