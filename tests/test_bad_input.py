@@ -109,6 +109,9 @@ def odd_batch():
 def no_scalar(output):
     return output
 
+def with_labels(output, labels):
+    return (output - labels).mean()
+
 def no_gradient(output):
     return output.detach().mean()
 
@@ -161,6 +164,12 @@ F, B = ["account", "m.py:fine"], ["--batch-from", "m.py:batch"]
 CASES: dict[str, tuple[list[str], list[str]]] = {
     "unknown command": (["acount", "gpt2"], ["acount", "account"]),
     "unknown model": (["account", "gtp2", "--batch", "1", "--seq", "8"], ["gtp2", "gpt2", "preflop models"]),
+    "empty name": (["account", "", "--batch", "1", "--seq", "8"], ["name is empty", "preflop models"]),
+    "negative number": (["dtypes", "-1e5"], ["-1", "preflop dtypes -- -1e5"]),
+    "shapes of a tape": (["shapes", "good.tape"], ["good.tape is a recording of one size", "Name the model"]),
+    "bytes beyond torch's": (
+        ["account", "gpt2", "--batch", "1000000000000", "--seq", "1024"], ["overflowed", "smaller batch"],
+    ),
     "unknown device": (
         ["account", "gpt2", "--batch", "1", "--seq", "8", "--device", "h100-smx"],
         ["h100-smx", "h100", "preflop hardware"],
@@ -316,6 +325,9 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "loss of many numbers": ([*F, *B, "--loss", "m.py:no_scalar"], ["(2, 4)", "mean"]),
     "loss without gradient": ([*F, *B, "--loss", "m.py:no_gradient"], ["gradient"]),
     "loss that is no tensor": ([*F, *B, "--loss", "m.py:number"], ["float", "tensor"]),
+    "loss of two arguments": (
+        [*F, *B, "--loss", "m.py:with_labels"], ["model's output alone", "'labels'", "loss(output)"],
+    ),
     "missing loss": ([*F, *B, "--loss", "m.py:lost"], ["lost", "m.py"]),
     "no blocks": ([*F, *B, "--recompute", "block"], ["blocks"]),
     "config without type": (["account", "no_type", "--batch", "1", "--seq", "8"], ["model_type"]),

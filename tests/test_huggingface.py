@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -208,3 +209,16 @@ def test_a_large_config_is_quick_and_small(tmp_path):
     assert torch.equal(before, torch.get_rng_state())
     layer = 8192 * 8192 * 2 + 2 * 8192 * 1024 + 3 * 8192 * 28672 + 2 * 8192
     assert parameters(account.tape)[0] == 2 * layer + 2 * 128256 * 8192 + 8192
+
+
+def test_a_known_name_is_not_hidden_by_a_folder(tmp_path, monkeypatch):
+    """`gpt2` is the named model also where a folder gpt2 lies, and says so; the folder is `./gpt2`, by that title."""
+    (tmp_path / "gpt2-nano").mkdir()
+    written(tmp_path / "gpt2-nano", {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 100})
+    monkeypatch.chdir(tmp_path)
+    size = {"batch_size": 1, "sequence_length": 8}
+    named, folder = preflop.account("gpt2-nano", size), preflop.account("./gpt2-nano", size)
+    assert (named.tape.subject.model, folder.tape.subject.model) == ("gpt2-nano", "./gpt2-nano")
+    assert named.memory.columns.parameters.elements > folder.memory.columns.parameters.elements
+    assert any("the folder of that name here is ./gpt2-nano" in text for text in named.assumptions)
+    assert preflop.account(Path("gpt2-nano"), size).tape.subject.model == "./gpt2-nano"

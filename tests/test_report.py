@@ -139,6 +139,8 @@ def test_does_not_fit_is_said_with_the_bytes():
 
 def test_hardware_flops_are_explained_by_what_does_them() -> None:
     """Without recomputation the extra work is a kernel's own, and is not called recomputation."""
+    import torch
+
     import preflop
     from preflop.report.tables import six_nd_sentence
 
@@ -146,6 +148,8 @@ def test_hardware_flops_are_explained_by_what_does_them() -> None:
     plain = preflop.account("gpt2-nano", size, device="a100-80gb", precision="bf16")
     assert plain.flops.recompute == 0 < plain.flops.hardware - plain.flops.model
     assert "the backward kernel of fused attention computes its scores again" in six_nd_sentence(plain)
+    layer = preflop.account(torch.nn.LSTM(8, 8), torch.zeros(5, 2, 8), loss=lambda output: output[0].mean())
+    assert six_nd_sentence(layer).endswith("recurrent layers computes gradients that nothing uses.")
     again = preflop.account("gpt2-nano", size, recompute="block")
     assert "backward computes activations again" in six_nd_sentence(again)
 

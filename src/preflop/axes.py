@@ -156,6 +156,16 @@ def takes_sizes(make: Callable[..., Any]) -> bool:
         return False
 
 
+def default_sizes(make: Callable[..., Any]) -> dict[str, int]:
+    """The sizes that a function which makes a batch has by default, by axis.
+
+    >>> default_sizes(lambda batch=64, seq=None: None)
+    {'batch': 64}
+    """
+    defaults = {name: parameter.default for name, parameter in inspect.signature(make).parameters.items()}
+    return {name: size for name, size in defaults.items() if type(size) is int}
+
+
 def axes_of_function(make: Callable[..., Any]) -> tuple[Axis, ...]:
     """The axes that a function makes batches along: its parameters beside `batch`.
 

@@ -20,7 +20,7 @@ from preflop.hardware.device import Device
 from preflop.models.catalog import ModelFacts, find, known
 from preflop.models.family import head_step, members, with_heads, with_layers
 from preflop.plan.fit import Answer, Largest, Need, What, largest, largest_batch, need_of
-from preflop.subject import Layers, Subject, resolve
+from preflop.subject import Layers, Subject, is_config, resolve
 from preflop.tape.events import Tape
 from preflop.tape.stack import RECORDED, Refused, Stack
 from preflop.tapes.choose import shipped_at_any_size
@@ -95,7 +95,7 @@ class _Search:
         if self.batch_from is not None:
             return axes_of_function(self.batch_from)
         _check_sizes_can_change(self.model)
-        if not known(self.model) and _is_config(self.model):
+        if is_config(self.model):
             from preflop.huggingface import config_axes
 
             return config_axes(Path(self.model))
@@ -302,8 +302,3 @@ def _check_sizes_can_change(model: Any) -> None:
 
 def _words(model: Any) -> str:
     return model if isinstance(model, str) else described(model)
-
-
-def _is_config(model: str) -> bool:
-    path = Path(model)
-    return path.is_dir() or path.suffix == ".json"

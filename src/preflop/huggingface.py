@@ -12,7 +12,7 @@ from typing import Any
 from preflop.axes import SEQ, Axis
 from preflop.errors import BadFile, BadSubject
 from preflop.huggingface_batch import axes_of_class, batch_of, positions, rotary
-from preflop.subject import Subject, batch_sizes, needs_batch, of_batch, read_json
+from preflop.subject import Subject, as_path, batch_sizes, needs_batch, of_batch, read_json
 
 
 def resolve_config(path: Path, batch: Any, common: dict[str, Any]) -> Subject:
@@ -33,12 +33,12 @@ def resolve_config(path: Path, batch: Any, common: dict[str, Any]) -> Subject:
     common["loss"] = common["loss"] or None
     if batch is None:
         raise needs_batch()
-    sizes = batch_sizes(batch)
+    sizes, name = batch_sizes(batch), as_path(str(path))
     if sizes is None:
-        return Subject(name=str(path), make_model=make_model, casts_parameters=True, **of_batch(batch), **common)
+        return Subject(name=name, make_model=make_model, casts_parameters=True, **of_batch(batch), **common)
     made = batch_of(config, model_class, sizes)
     return Subject(
-        name=str(path), make_model=make_model, make_batch=made.make, batch_text=made.text, tokens=made.tokens,
+        name=name, make_model=make_model, make_batch=made.make, batch_text=made.text, tokens=made.tokens,
         sizes=made.sizes, regimes=(made.axes,), casts_parameters=True,
         assumptions=tuple(_beyond(config, sizes.lengths.get(SEQ))), **common,
     )  # fmt: skip

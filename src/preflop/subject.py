@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import sys
@@ -133,7 +134,7 @@ def resolve(
     """
     _one_device(gpus, shard)
     common: dict[str, Any] = {
-        "loss": _callable_or_none("loss", loss),
+        "loss": _loss(loss),
         "optimizer": _optimizer(optimizer),
         "precision": find_precision(precision),
         "microbatches": whole("microbatches", microbatches),
@@ -145,7 +146,7 @@ def resolve(
     if isinstance(model, str):
         return _by_name(model, batch, common)
     if isinstance(model, os.PathLike):
-        return _by_name(os.fspath(model), batch, common)
+        return _by_name(as_path(os.fspath(model)), batch, common)
     common |= {"casts_parameters": False, **of_batch(batch)}
     if _is_module(model):
         return Subject(name=type(model).__name__, make_model=lambda: model, module=model, **common)
@@ -207,10 +208,22 @@ def _recompute(recompute: Any) -> Any:
     return recompute
 
 
-def _callable_or_none(name: str, value: Any) -> Any:
-    if value is None or callable(value):
-        return value
-    raise BadSubject(f"{name} is {type(value).__name__}; it must be a function from output to scalar.")
+def _loss(loss: Any) -> Any:
+    if loss is None:
+        return None
+    if not callable(loss):
+        raise BadSubject(f"loss is {type(loss).__name__}; it must be a function from output to scalar.")
+    try:
+        inspect.signature(loss).bind(None)
+    except ValueError:
+        return loss  # a built-in, which does not tell
+    except TypeError as error:
+        raise BadSubject(
+            f"the loss cannot be called with the model's output alone: {error}.\n"
+            "  Write loss(output), with labels from outside of it: "
+            "lambda output: torch.nn.functional.cross_entropy(output, labels)."
+        ) from error
+    return loss
 
 
 def _is_module(model: Any) -> bool:
@@ -268,17 +281,36 @@ def _only_sizes(batch: Any) -> bool:
 
 
 def _by_name(name: str, batch: Any, common: dict[str, Any]) -> Subject:
+    if not name.strip():
+        raise BadSubject(
+            "the model's name is empty.\n"
+            "  Give a name of `preflop models`, path/file.py:factory, or a folder or file with a config.json."
+        )
     if ":" in name and not os.path.exists(name):
         make_model = load_function(name, "model")
         return Subject(name=name, make_model=make_model, casts_parameters=False, **of_batch(batch), **common)
-    path = Path(name)
-    if path.is_dir() or path.suffix == ".json":
+    if is_config(name):
         from preflop.huggingface import resolve_config
 
-        return resolve_config(path, batch, common)
+        return resolve_config(Path(name), batch, common)
     if not known_model(name):
         _check_no_path(name)
     return _named_model(name, batch, common)
+
+
+def is_config(name: str) -> bool:
+    """Whether a name is that of a folder or file with a Hugging Face configuration. A model of the catalog is never
+    hidden by a folder of its name; that one is `./gpt2`."""
+    return not known_model(name) and (Path(name).is_dir() or name.endswith(".json"))
+
+
+def as_path(name: str) -> str:
+    """A path as it has to be written, where a model of the catalog has the same name.
+
+    >>> as_path("gpt2"), as_path("my-checkpoint")
+    ('./gpt2', 'my-checkpoint')
+    """
+    return os.path.join(os.curdir, name) if known_model(name) else name
 
 
 def known_model(name: str) -> bool:
@@ -349,9 +381,11 @@ def _named_model(name: str, batch: Any, common: dict[str, Any]) -> Subject:
         return build(dataclasses.replace(facts, layers=layers))
 
     layers = Layers("blocks", facts.layers, build_layers) if facts.equal_blocks else None
+    hidden = Path(name).is_dir()
+    said = (f"{name} is the model of that name; the folder of that name here is {as_path(name)}",) if hidden else ()
     return Subject(
         name=facts.name, make_model=make_model, architecture=facts.architecture.value, layers=layers,
-        **made, **common,
+        assumptions=said, **made, **common,
     )  # fmt: skip
 
 

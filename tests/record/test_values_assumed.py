@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -155,3 +156,21 @@ def test_each_layers_own_mask_does_not_fill_memory(monkeypatch: pytest.MonkeyPat
     assert story(narrow) == story(roomy)
     pairs = {s.attended_pairs for s in narrow.signatures if "attention" in s.op}
     assert pairs == {2 * length * (length + 1) // 2}
+
+
+def test_a_branch_that_was_not_taken_is_told_with_its_line() -> None:
+    """`if h.sum() > 0`: the line, the answer, and that the other one is not priced."""
+
+    class Branches(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x)
+            if y.sum() > 0:
+                y = self.layer(y)
+            return y
+
+    said = preflop.account(Branches(), torch.zeros(2, 64)).assumptions
+    (branch,) = [text for text in said if "read back by .item()" in text]
+    assert re.fullmatch(
+        r"a bool read back by \.item\(\) at .*test_values_assumed\.py:\d+: taken as False; what another answer would "
+        r"run is not priced\.", branch,
+    )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections import Counter
 from pathlib import Path
 from statistics import median
@@ -169,7 +170,7 @@ def _flops(rows: dict[str, Row]) -> str:
 
 
 def _assumptions(rows: dict[str, Row]) -> str:
-    counts = Counter(text for row in rows.values() for text in row.assumptions)
+    counts = Counter(re.sub(r" at \S+:\d+", "", text) for row in rows.values() for text in row.assumptions)
     if not counts:
         return ""
     return "\n".join(["## Assumptions made", "", *(f"- {text} ({n} pairs)" for text, n in counts.most_common()), ""])

@@ -120,7 +120,7 @@ def _of_model(
     from preflop.report.fit import fit_json, fit_text
     from preflop.report.terminal import print_lines
 
-    kinds = tuple(What) if what in (None, "all") else tuple(_kind(word) for word in str(what).split(","))
+    kinds = tuple(What) if what in (None, "all") else tuple(map(_kind, _words(str(what))))
     _refuse_what_is_sought(kinds, sizes)
     with working_on() as progress:
         answers = fit_model(model, what=kinds, progress=progress, **sizes, **step)
@@ -141,6 +141,10 @@ def _refuse_what_is_sought(kinds: tuple[What, ...], sizes: Mapping[str, Any]) ->
                 f"{option} {sizes[axis]} is what --what {axis} looks for.\n"
                 f"  Leave {option} out, or ask whether it fits: `preflop account MODEL {option} {sizes[axis]} ...`."
             )
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word.strip()] or [text]
 
 
 def _kind(word: str) -> What:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -186,7 +187,9 @@ def _unexpected(error: Exception) -> int:
     if message is not None:
         command = getattr(getattr(error, "ctx", None), "command_path", None) or "preflop"
         if text := message():
-            _say(f"preflop: {text}\n  See `{command} --help`.")
+            number = re.fullmatch(r"-[\d.]", getattr(error, "option_name", None) or "")
+            after = f"A negative number stands after two dashes: `{command} -- -1e5`. " if number else ""
+            _say(f"preflop: {text}\n  {after}See `{command} --help`.")
         return BAD_INPUT
     if type(error).__name__ == "Abort":
         return INTERRUPTED

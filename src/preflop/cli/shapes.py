@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from preflop.cli import subject_options as words
+from preflop.errors import PreflopError
 
 
 def command(
@@ -45,7 +46,13 @@ def _subjects(
     from preflop.quantity import read_count
     from preflop.record.shapes import need_sizes, resized
     from preflop.subject import FAILURES, load_function, resolve, users_error
+    from preflop.tape.file import is_tape
 
+    if is_tape(model):
+        raise PreflopError(
+            f"{model} is a recording of one size, and shapes are recorded at several.\n"
+            "  Name the model that was recorded."
+        )
     options: dict[str, Any] = {"optimizer": None}
     if loss is not None:
         options["loss"] = load_function(loss, "loss")

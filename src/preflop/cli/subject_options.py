@@ -19,6 +19,7 @@ from preflop.axes import (
     SEQ,
     SOURCE,
     TARGET,
+    default_sizes,
     sized_batch,
     takes_sizes,
 )
@@ -273,6 +274,7 @@ def batch_of(words: Mapping[str, str | None], batch_from: str | None) -> Any:
 
     make = load_function(batch_from, "batch")
     if takes_sizes(make):
+        sizes = default_sizes(make) | sizes
         if BATCH not in sizes:
             raise PreflopError(f"{batch_from} makes a batch of any size: give --batch N and the lengths it takes.")
         return sized_batch(make, **sizes)

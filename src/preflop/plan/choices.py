@@ -65,7 +65,16 @@ class Choices:
             if evaluator.holds(batch, **named):
                 return evaluator.evaluate(batch, **named, microbatches=microbatches, device=device)
         size = ParametricTape.asked(batch, **named).replace("seq ", "sequence ")
-        raise NotPolynomial(f"no tape of recompute {recompute!r} was verified for {size}")
+        if recompute not in self._evaluators:
+            raise NotPolynomial(
+                f"these choices were not made for recompute {recompute!r}.\n"
+                f"  They are for: {', '.join(map(repr, self._evaluators))}; give preflop.choices(recompute=...) all."
+            )
+        held = "; ".join(dict.fromkeys(evaluator.extent for evaluator in self._evaluators[recompute]))
+        raise NotPolynomial(
+            f"no tape of recompute {recompute!r} was verified for {size}.\n"
+            f"  Verified: {held}. `preflop.account` records any other size that the model can run."
+        )
 
 
 def _sizes(batch: int, seq: int | None, lengths: Mapping[str, int]) -> tuple[int, dict[str, int]]:

@@ -60,6 +60,12 @@ def _fits(peak_bytes: int, device: Device | None) -> bool | None:
     return False if too_many else None
 
 
+def _between(name: str, least: int, most: int | None) -> str:
+    if most is None:
+        return f"{name} {least} and more"
+    return f"{name} {least}" if most == least else f"{name} {least} to {most}"
+
+
 class Evaluator:
     """One step, ready to be priced at any size of its domain and any number of microbatches."""
 
@@ -73,6 +79,17 @@ class Evaluator:
         self._parametric = parametric
         self._unfolded: _Unfolded | None = None
         self._compiled: dict[int, _Compiled] = {}
+
+    @property
+    def extent(self) -> str:
+        """The sizes that it holds for, in words: "batch 2 and more, seq 64 to 1024 by 64"."""
+        domain, axes = self.domain, self._parametric.axes
+        words = [_between("batch", domain.least_batch, domain.most_batch)]
+        for axis, span in zip(axes, domain.spans):
+            least, most = axis.length(span.least), None if span.most is None else axis.length(span.most)
+            step = span.multiple * axis.unit
+            words.append(_between(axis.name, least, most) + (f" by {step}" if step > 1 else ""))
+        return ", ".join(words)
 
     def holds(self, batch: int, *lengths: int | None, **named: int) -> bool:
         """Whether the size is one that the tape was verified for (see `ParametricTape.at`)."""

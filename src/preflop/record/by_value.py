@@ -51,7 +51,10 @@ def _number(recorder: Recorder, tensor: torch.Tensor) -> Any:
         return True
     value = assumed_number(tensor.dtype)
     kind = a_dtype(str(tensor.dtype).removeprefix("torch."))
-    recorder.assumed(f"{kind} read back by .item(): taken as {value}.")
+    line = recorder.origins.line_now()
+    at = f" at {line}" if line else ""
+    other = "; what another answer would run is not priced" if tensor.dtype is torch.bool else ""
+    recorder.assumed(f"{kind} read back by .item(){at}: taken as {value}{other}.")
     return value
 
 

@@ -398,6 +398,8 @@ _OF_FAKES = ("FakeTensor", "tensor subclasses", "data pointer", "meta tensor", "
 
 def way_out(error: BaseException) -> str:
     """A line for the end of a message, where torch refused because tensors have no values; else ""."""
+    if "Storage size calculation overflowed" in str(error):  # c10/core, `computeStorageNbytes`
+        return "\n  No memory has so many bytes: give a smaller batch or shorter sequences."
     by_type = type(error).__module__.startswith(("torch._subclasses", "torch.fx"))
     if by_type or any(words in str(error) for words in _OF_FAKES):
         return f"\n  It wants values, which a recording does not have: {WAY_OUT}."

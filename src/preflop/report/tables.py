@@ -329,11 +329,20 @@ def six_nd_sentence(account: Account) -> str:
     return text
 
 
+_INSIDE_BACKWARD = {
+    "attention": "the backward kernel of fused attention computes its scores again",
+    "mkldnn_rnn": "the backward kernel of recurrent layers computes gradients that nothing uses",
+}
+"""Part of an operator's name -> what its kernel does besides."""
+
+
 def _hardware_more(account: Account) -> str:
     """Why the hardware does more than model FLOPs: what a checkpoint recomputes, or a kernel inside itself."""
     if account.flops.recompute:
         return "backward computes activations again"
-    return "the backward kernel of fused attention computes its scores again"
+    backward = [row.op for row in account.operators if row.phase == "backward"]
+    found = [why for word, why in _INSIDE_BACKWARD.items() if any(word in op for op in backward)]
+    return " and ".join(found) or "kernels compute what the model does not need"
 
 
 def traffic_sentence(account: Account) -> str:

@@ -76,7 +76,8 @@ def what_if_table(found: WhatIf) -> Table:
     unit = "token" if found.given.outcome is not None and found.given.outcome.tokens else "sample"
     judged = any(outcome.needs_bytes is not None for outcome in outcomes)
     headings = [Heading("", False), Heading("peak"), Heading("")]
-    headings += [Heading("needs")] * judged + [Heading("fits", False), Heading("FLOPs"), Heading("moved"), Heading("")]
+    headings += [Heading("needs")] * judged
+    headings += [Heading("fits", False), Heading("HW FLOPs"), Heading("moved"), Heading("")]
     title = "What if: one change at a time"
     if timed:
         headings += [Heading("time"), Heading("")]
