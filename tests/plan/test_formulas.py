@@ -27,7 +27,7 @@ def found() -> Formulas:
 
 @pytest.fixture(scope="module")
 def gpt2() -> Formulas:
-    return formulas("gpt2", {"batch_size": 2, "sequence_length": 64}, device="h100-sxm")
+    return formulas("gpt2", {"batch_size": 2, "sequence_length": 128}, device="h100-sxm")
 
 
 def value(text: str, names: dict[str, int] | None = None) -> int:
