@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TextIO
 
 import typer
@@ -39,6 +39,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "precision": ("precision", "Bytes per parameter by recipe; what autocast keeps in fp32, and its cost."),
     "dtypes": ("dtypes", "What each number format holds, and what a value becomes in it."),
 }
+
+_RUNS_STEPS = frozenset({"train", "verify", "calibrate"})
+"""Commands that run real steps: what these leave in cycles is collected as in any other process."""
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -80,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a rule still gets the numbers
             stream.reconfigure(errors="replace")
-    with collection_in_a_process():
+    with nullcontext() if _RUNS_STEPS.intersection(words[:1]) else collection_in_a_process():
         status = run(words)
     sys.exit(status)
 
