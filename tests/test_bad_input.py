@@ -347,6 +347,9 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "missing tape": (["account", "nowhere.tape"], ["nowhere.tape"]),
     "tape to a wrong name": ([*F, *B, "--tape", "x.json"], [".tape"]),
     "tape and page in one file": ([*F, *B, "--tape", "x.tape", "--html", "x.tape"], ["x.tape", "two files"]),
+    "calibration of a GPU that is not there": (
+        ["calibrate", "--device", "cuda"], ["the device is cuda", "sees no CUDA GPU here", "--device cpu"],
+    ),
     "calibration into a missing folder": (["calibrate", "--out", "no/such/folder/c.toml"], ["no/such/folder"]),
     "page into a missing folder": ([*F, *B, "--html", "no/such/folder/page.html"], ["no/such/folder"]),
     "roofline on nothing": (["roofline", "m.py:fine", *B, "--out", "x.svg"], ["device"]),
@@ -359,7 +362,7 @@ def answers(place) -> dict[str, tuple[int, str, str]]:
     done = subprocess.run(
         [sys.executable, "-c", _MANY], input=json.dumps([words for words, _ in CASES.values()]),
         capture_output=True, text=True, check=False, cwd=place,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return {name: tuple(answer) for name, answer in zip(CASES, json.loads(done.stdout.splitlines()[-1]))}

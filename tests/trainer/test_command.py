@@ -220,6 +220,38 @@ def test_bad_input_is_one_clear_message(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [([], "torch sees no CUDA GPU here"), (["--verify"], "--verify runs two real steps on this machine's CPU")],
+)
+def test_a_gpu_that_is_not_there(
+    words: list[str],
+    more: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """--device cuda without a GPU: status 2, which device to give instead, and no run begun."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run([*words, "--device", "cuda", *more]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "--device cpu" in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two processes where torch sees one GPU: how many to start, before they are joined."""
+    from preflop.errors import BadSubject
+    from preflop.trainer.processes import processes
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(BadSubject, match="process 2 of this machine finds 1"), processes(torch.device("cuda")):
+        pass
+
+
 def test_a_misspelt_key_names_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An unknown key of a TOML file is refused, with the nearest setting."""
     (tmp_path / "c.toml").write_text('data = "d"\nout = "r"\nsteps = 3\nmicrobatch = 2\n')

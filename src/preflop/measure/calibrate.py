@@ -21,6 +21,7 @@ import torch
 
 from preflop.ledgers.operators import operator_rows
 from preflop.measure.calibration_cases import Case, cases
+from preflop.measure.device import real_device
 from preflop.measure.pages import FreshPages, fresh_pages, keep_freed_memory
 from preflop.measure.speed import Reference, seconds_of
 from preflop.record.call_tape import record_call
@@ -95,8 +96,11 @@ def calibrate(
     Args:
         device: "cpu" or "cuda"; by default the GPU where there is one.
         budget_s: seconds per operator and size.
+
+    Raises:
+        BadSubject: a device that this machine does not have.
     """
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = real_device(device)
     found = _machine(where)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         if found.is_cpu:

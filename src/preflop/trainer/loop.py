@@ -17,6 +17,7 @@ import preflop
 from preflop.accounting import Account
 from preflop.errors import BadSubject, PreflopError
 from preflop.measure.allocations import peak_bytes
+from preflop.measure.device import real_device
 from preflop.measure.pages import keep_freed_memory
 from preflop.measure.speed import Reference, pace
 from preflop.measure.utilization import Meter, Reading
@@ -124,8 +125,8 @@ def train(
     Raises:
         PreflopError: input that cannot be used, a run that does not fit, one that cannot go on.
     """
+    device = real_device(None if config.device == "auto" else config.device)
     data = open_data(config.data)
-    device = _device(config.device)
     with processes(device) as joined:
         if device.type == "cuda":
             device = torch.device("cuda", joined.local_rank)
@@ -134,12 +135,6 @@ def train(
         shown = display if display is not None and joined.first else Silent()
         with _Run(config, data, device, joined, shown, observe) as run:
             return run.go(resume=resume, force=force, price=price)
-
-
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise BadSubject("--device is cuda, and torch sees no CUDA device here.\n  Use --device cpu.")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 class _Run:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from preflop.accounting import Account, account_tape, find_device
-from preflop.errors import BadFile, PreflopError, UnknownDevice
+from preflop.errors import BadFile, BadSubject, PreflopError, UnknownDevice
 from preflop.folding import tape_of_many
 from preflop.measure.verify import Verification, verify_subject
 from preflop.models.catalog import ModelFacts
@@ -107,8 +107,13 @@ def verify_own_step(config: TrainConfig) -> Verification:
     """Two real steps of this run here, on the CPU, held against the prediction: peaks, phases, FLOPs.
 
     Raises:
-        PreflopError: the data or the step cannot be used.
+        PreflopError: another device than the CPU was asked for, or the data or the step cannot be used.
     """
+    if config.device == "cuda":
+        raise BadSubject(
+            "--verify runs two real steps on this machine's CPU, and device is cuda.\n"
+            "  Leave --device out, or give --device cpu."
+        )
     facts = trained_facts(config, open_data(config.data).vocab)
     return verify_subject(own_subject(config, facts, 1, "cpu"))
 

@@ -81,19 +81,33 @@ class Processes:
 
 @contextmanager
 def processes(device: torch.device) -> Iterator[Processes]:
-    """The processes that `torchrun` started, joined; or this one alone."""
+    """The processes that `torchrun` started, joined; or this one alone.
+
+    Raises:
+        BadSubject: more processes than GPUs were started on this machine.
+    """
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks == 1:
         yield Processes()
         return
     local_rank = int(os.environ["LOCAL_RANK"])
     if device.type == "cuda":
+        _check_gpu(local_rank)
         torch.cuda.set_device(local_rank)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield Processes(dist.get_rank(), ranks, local_rank, dist.new_group(backend="gloo"))
     finally:
         dist.destroy_process_group()
+
+
+def _check_gpu(local_rank: int) -> None:
+    seen = torch.cuda.device_count()
+    if local_rank >= seen:
+        raise BadSubject(
+            f"each process needs a GPU of its own, and process {local_rank + 1} of this machine finds {seen}.\n"
+            f"  Use torchrun --nproc_per_node {seen} or less, or give --device cpu."
+        )
 
 
 def check_shared(shard: str | None) -> None:
