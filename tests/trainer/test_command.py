@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ def test_train_prices_trains_and_compares(
     assert run(words) == 0
     out = capsys.readouterr().out
     assert out.index("What the step keeps") < out.index("step 1/8  loss") < out.index("peak memory")
+    assert [f"step {step}/8  loss" in out for step in range(1, 9)] == [True] * 8
     assert "in brackets what was predicted" in out and "peak " in out and "[" in out
     assert "agrees within 0.5%" in out or "Largest difference" in out
     assert "Done: step 8 of 8" in out
@@ -302,6 +304,40 @@ def test_too_many_bad_steps_stop_the_run(
         rows = list(csv.DictReader(stream))
     assert len(rows) < 60
     assert math.isfinite(float(rows[0]["loss"]))
+
+
+def shown_steps(first: int, steps: int, step_s: float, every: int | None = None, **odd: dict[str, object]) -> list[int]:
+    """Which steps have a line in a pipe, of a run from `first` to `steps`; `odd`: s3={"taken": 0} for step 3."""
+    import io
+
+    from preflop.trainer.compare import Predicted
+    from preflop.trainer.display import Lines, Moment
+    from preflop.trainer.metrics import Row
+
+    stream, seconds = io.StringIO(), 0.0
+    lines = Lines(stream, every=every, clock=lambda: seconds)
+    nothing = Predicted(*[None] * len(Predicted.__dataclass_fields__))
+    plain = {**dict.fromkeys(Row.__dataclass_fields__, 1), "validation_loss": None, "samples": ""}
+    for step in range(first, steps + 1):
+        seconds += step_s
+        lines.step(Moment(Row(**{**plain, "step": step, **odd.get(f"s{step}", {})}), steps, nothing))
+    return [int(step) for step in re.findall(r"^step (\d+)/", stream.getvalue(), re.MULTILINE)]
+
+
+def test_a_pipe_has_a_line_for_each_step_of_a_short_run() -> None:
+    """20 steps in no time have 20 lines, also where a longer run was gone on with; 21 have the first and last."""
+    assert shown_steps(1, 20, 0.0) == list(range(1, 21))
+    assert shown_steps(981, 1000, 0.0) == list(range(981, 1001))
+    assert shown_steps(1, 21, 0.0) == [1, 21]
+
+
+def test_a_pipe_has_about_a_line_a_second_of_a_long_run() -> None:
+    """Steps of 0.25 s: each fourth. Steps of 2 s: all. Every third when asked for. What is odd always."""
+    assert shown_steps(1, 31, 0.25) == [1, 5, 9, 13, 17, 21, 25, 29, 31]
+    assert shown_steps(1, 40, 2.0) == list(range(1, 41))
+    assert shown_steps(1, 10, 2.0, every=3) == [1, 3, 6, 9, 10]
+    odd = {"s7": {"taken": 0, "skipped": 1}, "s9": {"validation_loss": 2.0}}
+    assert shown_steps(1, 40, 0.0, **odd) == [1, 7, 9, 40]
 
 
 def test_showing_a_run_draws_nothing() -> None:

@@ -50,7 +50,7 @@ def command(
     device: Annotated[Text, _option("auto (default), cpu or cuda.")] = None,
     shard: Annotated[Text, _option("Under torchrun: ddp (default) or fsdp.")] = None,
     max_skipped: Annotated[Text, _option("Bad steps in a row that end the run (20).")] = None,
-    log_every: Annotated[Text, _option("Steps between lines in a pipe (10).")] = None,
+    log_every: Annotated[Text, _option("Steps between lines in a pipe (a second; all of up to 20).")] = None,
     tensorboard: Annotated[
         bool | None, typer.Option(help="Write TensorBoard events too.", show_default=False)
     ] = None,

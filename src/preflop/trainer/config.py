@@ -88,8 +88,8 @@ class TrainConfig:
     """With several processes: ddp (a copy each) or fsdp (parameters, gradients and states in parts)."""
     max_skipped: int = 20
     """Steps in a row without finite gradients after which the run stops."""
-    log_every: int = 10
-    """Steps between printed lines where there is no terminal."""
+    log_every: int | None = None
+    """Steps between printed lines where there is no terminal; None: each of up to 20 steps, else a line a second."""
     tensorboard: bool = False
     """Write event files for TensorBoard into the run's folder too."""
 

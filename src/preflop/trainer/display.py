@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TextIO
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 # Below this a difference needs no reason.
 _AGREES = 0.005
+# In a pipe: of so few steps each has a line; of more, one comes when the last is so old.
+_SHORT_STEPS = 20
+_LINE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +84,24 @@ class Silent:
 class Lines:
     """Plain lines, or one line that is written over again where there is a terminal."""
 
-    def __init__(self, stream: TextIO | None = None, *, every: int = 10) -> None:
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        *,
+        every: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Lines on a stream.
+
+        Args:
+            every: steps between lines in a pipe; None: all steps of a short run, of a longer one about a line a
+                second.
+        """
         self._stream = stream or sys.stdout
         self._every = every
+        self._clock = clock
+        self._all = False
+        self._last_s: float | None = None
         self._live: Live | None = None
 
     def account(self, account: Account) -> None:
@@ -99,14 +118,25 @@ class Lines:
             print_lines(text, file=self._stream)
 
     def step(self, moment: Moment) -> None:
-        """The live line; in a pipe, every so many steps."""
+        """The live line; in a pipe a line of its own, where it is due."""
         if self._stream.isatty():
             with _random_kept():
                 self._write_over(step_text(moment))
-        elif (
-            moment.row.step % self._every == 0 or moment.row.step in (1, moment.steps) or not moment.row.taken
-        ):
+        elif self._is_due(moment):
+            self._last_s = self._clock()
             print_lines(step_text(moment), file=self._stream)
+
+    def _is_due(self, moment: Moment) -> bool:
+        """The first step seen, the last, those skipped or evaluated after always; of the others as `every` says."""
+        row = moment.row
+        if self._last_s is None:
+            self._all = moment.steps - row.step < _SHORT_STEPS
+            return True
+        if row.step == moment.steps or not row.taken or row.validation_loss is not None:
+            return True
+        if self._every is not None:
+            return row.step % self._every == 0
+        return self._all or self._clock() - self._last_s >= _LINE_S
 
     def _write_over(self, text: str) -> None:
         if self._live is None:
