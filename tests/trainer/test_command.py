@@ -85,8 +85,38 @@ def test_nothing_to_do_and_too_few_steps(
     assert run([*again, "--steps", "5"]) == 2
     printed = capsys.readouterr()
     assert "has 8 steps done, which is beyond the 5 asked for" in printed.err
-    assert "of 5." not in printed.out and "Done" not in printed.out
+    assert printed.out == ""
     assert before == ((tmp_path / "run/config.toml").read_text(), (tmp_path / "run/metrics.csv").read_text())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (["--batch", "4"], "is of another run: batch was 2 and is 4"),
+        (["--model", "gpt2"], "is of another run: model was gpt2-nano and is gpt2"),
+        (["--data", "OTHER"], "was made with other data"),
+    ],
+)
+def test_another_runs_settings_are_refused_before_anything_is_priced(
+    words: list[str],
+    changed: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """--resume with what would be another run: status 2, nothing recorded and nothing on standard output."""
+    from preflop.trainer import preflight
+
+    (tmp_path / "a.txt").write_text("other words\n" * 200)
+    assert run(["data", str(tmp_path / "a.txt"), "--out", str(tmp_path / "other")]) == 0
+    assert run(words) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(preflight, "own_account", lambda *_: pytest.fail("the step was priced"))
+    changed = [str(tmp_path / "other") if word == "OTHER" else word for word in changed]
+    assert run(["train", "--out", str(tmp_path / "run"), "--resume", *changed]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err and printed.out == ""
 
 
 def test_resuming_what_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

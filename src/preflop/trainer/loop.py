@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from preflop.precision import LOST_SUMS, find_precision
 from preflop.timing.this import THIS
 from preflop.trainer import checkpoint, preflight, randomness, state
 from preflop.trainer.batches import Microbatch, Plan, Windows, training_steps
-from preflop.trainer.checkpoint import Checkpoints, SaveFailed, Snapshot
+from preflop.trainer.checkpoint import Checkpoints, Found, SaveFailed, Snapshot
 from preflop.trainer.compare import Compared, compare, predicted
 from preflop.trainer.config import TrainConfig, changes
 from preflop.trainer.display import Display, Moment, Silent
@@ -176,20 +176,26 @@ class _Run:
         """The whole run."""
         if self.processes.first:
             check_folder(self.config, resume=resume)
-        self.account = self._price(force=force) if price else None
-        self.expected = predicted(self.account, self.plan.step_samples * self.config.seq)
-        with self._folder() as folder:
-            self.checkpoints = Checkpoints(
-                folder,
-                keep=self.config.keep,
-                processes=self.processes,
-                asynchronous=self.config.async_save,
-                observe=lambda moment: self.observe(moment, self.progress.step, 0),
-            )
+        folder = Path(self.config.out)
+        self.checkpoints = Checkpoints(
+            folder,
+            keep=self.config.keep,
+            processes=self.processes,
+            asynchronous=self.config.async_save,
+            observe=lambda moment: self.observe(moment, self.progress.step, 0),
+        )
+        with ExitStack() as held:
+            there = resume and folder.is_dir()
+            if there:  # nobody else saves between this look at the checkpoints and the run
+                held.enter_context(self._folder())
+            found = self._found() if resume else None
+            self.account = self._price(force=force) if price else None
+            self.expected = predicted(self.account, self.plan.step_samples * self.config.seq)
+            if not there:  # only now: a run that does not fit leaves no folder
+                held.enter_context(self._folder())
             self._build()
-            if resume:
-                self._resume()
-                self._check_not_beyond()
+            if found is not None:
+                self._resume(found)
             if self.processes.first:
                 self.checkpoints.clean()
                 save_config(folder, self.config)
@@ -221,14 +227,13 @@ class _Run:
         return account
 
     @contextmanager
-    def _folder(self) -> Iterator[Path]:
-        """The run's folder, locked by the first process."""
+    def _folder(self) -> Iterator[None]:
+        """The run's folder, made and locked by the first process."""
         if not self.processes.first:
-            yield Path(self.config.out)
+            yield
             return
-        folder = make_folder(self.config)
-        with locked(folder):
-            yield folder
+        with locked(make_folder(self.config)):
+            yield
 
     def _build(self) -> None:
         """Model, optimizer, schedule and scaler, as at step 0."""
@@ -468,56 +473,61 @@ class _Run:
             "versions": state.versions(preflop.__version__),
         }
 
-    def _resume(self) -> None:
-        """Go on from the newest valid checkpoint; say which were rejected, and why."""
+    def _found(self) -> Found:
+        """The newest valid checkpoint, if any, which is of this run. Asked before anything is priced or shown.
+
+        Raises:
+            PreflopError: all are damaged, or it is of another run, or has more steps done than are asked for.
+        """
         found = self.checkpoints.find()
-        for sentence in found.rejected:
-            self.display.say(f"Rejected checkpoint {sentence}.")
-        if found.path is None:
-            if found.rejected:
-                raise PreflopError(
-                    f"no checkpoint in {self.checkpoints.folder} can be used:\n  "
-                    + "\n  ".join(found.rejected)
-                    + "\n  Restore one from a copy, or start anew with another --out."
-                )
-            self.display.say(f"No checkpoint in {self.checkpoints.folder}: starting at step 0.")
-            return
-        self._check_same(found.path, found.state)
-        self._load(found.path, found.state)
-        self.display.say(f"Resumed from {found.path.name}.")
-
-    def _check_not_beyond(self) -> None:
-        """More steps than are done must be asked for; as many is nothing to do, and no error.
-
-        Raises:
-            PreflopError: fewer, which no run goes back to.
-        """
-        if self.progress.step > self.steps:
+        if found.path is not None:
+            self._check_settings(found.path, found.state)
+            _check_made_with("other data", found.path, found.state["data"], self.data.fingerprint)
+            self._check_not_beyond(found.state["step"])
+        elif found.rejected:
             raise PreflopError(
-                f"{self.config.out} has {self.progress.step} steps done, which is beyond the {self.steps} "
-                "asked for.\n  Go on with more --steps, or start anew with another --out."
+                f"no checkpoint in {self.checkpoints.folder} can be used:\n  "
+                + "\n  ".join(found.rejected)
+                + "\n  Restore one from a copy, or start anew with another --out."
             )
+        return found
 
-    def _check_same(self, path: Path, saved: dict[str, Any]) -> None:
-        """The checkpoint must be of this run: same model, data and settings.
-
-        Raises:
-            PreflopError: it is not; the message says what differs.
-        """
-        differing = changes(saved["config"], self.config)
-        if differing.forbidden:
-            words = ", ".join(f"{one.key} was {one.before} and is {one.now}" for one in differing.forbidden)
+    def _check_settings(self, path: Path, saved: dict[str, Any]) -> None:
+        forbidden = changes(saved["config"], self.config).forbidden
+        if forbidden:
+            words = ", ".join(f"{one.key} was {one.before} and is {one.now}" for one in forbidden)
             raise PreflopError(
                 f"{path} is of another run: {words}.\n  Resume with the settings it was made with "
                 "(leave them out: they stand in the run's config.toml), or start anew with another --out."
             )
-        for what, mine in (("model", self.fingerprint), ("data", self.data.fingerprint)):
-            if saved[what] != mine:
-                raise PreflopError(
-                    f"{path} was made with {'other data' if what == 'data' else 'another model'}.\n"
-                    "  Resume with what the run began with, or start anew with another --out."
-                )
-        for one in differing.allowed:
+
+    def _check_not_beyond(self, done: int) -> None:
+        """More steps than are done must be asked for; as many is nothing to do, and no error."""
+        if done > self.steps:
+            raise PreflopError(
+                f"{self.config.out} has {done} steps done, which is beyond the {self.steps} "
+                "asked for.\n  Go on with more --steps, or start anew with another --out."
+            )
+
+    def _resume(self, found: Found) -> None:
+        """Go on from the checkpoint that was found; say which were rejected, and why.
+
+        Raises:
+            PreflopError: it was made with another model of that name.
+        """
+        for sentence in found.rejected:
+            self.display.say(f"Rejected checkpoint {sentence}.")
+        if found.path is None:
+            self.display.say(f"No checkpoint in {self.checkpoints.folder}: starting at step 0.")
+            return
+        _check_made_with("another model", found.path, found.state["model"], self.fingerprint)
+        self._tell_changes(found.state)
+        self._load(found.path, found.state)
+        self.display.say(f"Resumed from {found.path.name}.")
+
+    def _tell_changes(self, saved: dict[str, Any]) -> None:
+        """What is not as it was, and may be so."""
+        for one in changes(saved["config"], self.config).allowed:
             self.display.say(f"Changed since the checkpoint: {one.key} was {one.before} and is {one.now}.")
         if saved["threads"] != torch.get_num_threads() or saved["ranks"] != self.processes.ranks:
             self.display.say(
@@ -540,6 +550,14 @@ class _Run:
             return
         for sentence in randomness.restore(random):
             self.display.say(f"Not restored: {sentence}.")
+
+
+def _check_made_with(other: str, path: Path, saved: str, mine: str) -> None:
+    if saved != mine:
+        raise PreflopError(
+            f"{path} was made with {other}.\n"
+            "  Resume with what the run began with, or start anew with another --out."
+        )
 
 
 def _summary(result: Result, *, saved: bool) -> str:
