@@ -11,7 +11,7 @@ from preflop.accounting import account_tape, find_device
 from preflop.errors import BadFile, PreflopError
 from preflop.report import roofline, tables
 from preflop.report.html import account_html
-from preflop.report.plots import check_suffix, picture, thinned
+from preflop.report.plots import check_suffix, draw_roofline, draw_timeline, picture, thinned
 from preflop.report.terminal import show
 from preflop.tape.events import Phase, Role, Tape
 from preflop.units import bytes_text
@@ -92,6 +92,61 @@ def test_pictures_are_of_the_kind_asked_for(suffix, begins):
     """A .png is a PNG and a .svg an SVG, with and without a device."""
     assert picture(PRICED, suffix).startswith(begins)
     assert picture(BARE, suffix).startswith(begins)
+
+
+SIZES = {
+    "gpt2-nano on l4": ("gpt2-nano", 8, 256, "l4", "MiB"),
+    "gpt2 on h100-sxm": ("gpt2", 8, 1024, "h100-sxm", "GiB"),
+}
+
+
+def drawn(name, draw, width, height):
+    """A drawn figure's axes, and the account."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    import preflop
+
+    model, batch, seq, device, _ = SIZES[name]
+    account = preflop.account(model, {"batch_size": batch, "sequence_length": seq}, device=device)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    draw(axes, account)
+    FigureCanvasAgg(figure).draw()
+    return axes, account
+
+
+@pytest.mark.parametrize("size", [(10.5, 5.2), (11, 5.35)], ids=["page", "picture"])
+@pytest.mark.parametrize("name", SIZES)
+def test_operators_numbers_stay_inside_the_roofline(name, size):
+    """All ten numbers lie inside of the axes, none on another or on a tick's label."""
+    axes, _ = drawn(name, draw_roofline, *size)
+    numbers = [text for text in axes.texts if text.get_text().isdecimal()]
+    assert len(numbers) == 10
+    boxes = [text.get_window_extent() for text in numbers]
+    whole = axes.get_window_extent()
+    ticks = [label.get_window_extent() for label in axes.get_xticklabels() + axes.get_yticklabels()]
+    for index, box in enumerate(boxes):
+        assert whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0 and box.y1 <= whole.y1
+        assert not any(box.overlaps(other) for other in ticks + boxes[:index])
+
+
+def test_half_of_the_roofline_has_room_for_every_number():
+    """A column of ten numbers at the middle of the axes, the worst place, ends inside of them."""
+    axes, _ = drawn("gpt2-nano on l4", draw_roofline, 10.5, 5.2)
+    points = axes.get_window_extent().height * 72 / axes.figure.dpi
+    assert points / 2 >= 9 + 11 * 10
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_timelines_axis_has_the_unit_of_its_title(name):
+    """A peak of 131 MiB stands at 131 on an axis of MiB; gigabytes on one of GiB."""
+    axes, account = drawn(name, draw_timeline, 10.5, 4.4)
+    unit = SIZES[name][4]
+    peak = bytes_text(account.memory.peak_bytes)
+    assert axes.get_ylabel() == f"{unit} alive"
+    assert peak.endswith(unit) and axes.get_title("left").startswith(f"Peak {peak}")
+    assert axes.get_ylim()[1] == pytest.approx(float(peak.split()[0]) * 1.18, rel=1e-3)
 
 
 def test_same_account_same_picture():

@@ -56,13 +56,18 @@ def bytes_text(count: float) -> str:
     >>> bytes_text(512), bytes_text(2_415_919_104)
     ('512 B', '2.25 GiB')
     """
-    sign = "-" if count < 0 else ""
-    size = float(abs(count))
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            return f"{sign}{size:.0f} {unit}" if unit == "B" else f"{sign}{size:.2f} {unit}"
-        size /= 1024
-    raise AssertionError("unreachable")
+    unit, unit_bytes = bytes_unit(count)
+    return f"{count:.0f} B" if unit == "B" else f"{count / unit_bytes:.2f} {unit}"
+
+
+def bytes_unit(count: float) -> tuple[str, int]:
+    """The unit in which people read so many bytes, and its bytes.
+
+    >>> bytes_unit(512), bytes_unit(2_415_919_104)
+    (('B', 1), ('GiB', 1073741824))
+    """
+    units = {"TiB": 2**40, "GiB": GIB, "MiB": MIB, "KiB": KIB}
+    return next(((unit, size) for unit, size in units.items() if abs(count) >= size), ("B", 1))
 
 
 def si_text(value: float, unit: str = "") -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from preflop.errors import BadFile
 from preflop.ledgers.memory import CATEGORIES, Timeline
 from preflop.report.tables import LABELS, headline, peak_sentence, short_op
-from preflop.units import bytes_text, si_text
+from preflop.units import bytes_text, bytes_unit, si_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,7 +117,8 @@ def draw_timeline(axes: Axes, account: Account, *, titled: bool = True) -> None:
         axes.text(0.5, 0.5, "nothing was alive", ha="center", va="center", transform=axes.transAxes)
         return
     chosen = thinned(timeline.alive.sum(axis=0), _MOST_POINTS)
-    alive = timeline.alive[:, chosen] / 2**30
+    unit, unit_bytes = bytes_unit(account.memory.peak_bytes)
+    alive = timeline.alive[:, chosen] / unit_bytes
     present = [i for i in _stacking(alive) if alive[i].any()]
     axes.stackplot(
         chosen, alive[present], step="post", linewidth=0,
@@ -127,10 +128,10 @@ def draw_timeline(axes: Axes, account: Account, *, titled: bool = True) -> None:
     _shade_phases(axes, timeline.phases)
     _mark_peak(axes, int(np.argmax(timeline.alive.sum(axis=0))), account, len(timeline))
     if account.device is not None and account.device.memory_bytes:
-        _capacity_line(axes, account.device.memory_bytes / 2**30)
+        _capacity_line(axes, account.device.memory_bytes, unit_bytes)
     axes.set_xlim(0, len(timeline) - 1 or 1)
     axes.set_xlabel("events of the steady step (allocations and frees, in order)")
-    axes.set_ylabel("GiB alive")
+    axes.set_ylabel(f"{unit} alive")
     if titled:
         axes.set_title(peak_sentence(account), loc="left", fontsize=9.5)
     handles, labels = axes.get_legend_handles_labels()
@@ -193,7 +194,7 @@ def phase_spans(phases: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def _mark_peak(axes: Axes, index: int, account: Account, count: int) -> None:
-    height = account.memory.peak_bytes / 2**30
+    height = account.memory.peak_bytes / bytes_unit(account.memory.peak_bytes)[1]
     axes.plot([index], [height], marker="v", color="black", markersize=7, zorder=5)
     right = index < count * 0.7
     axes.annotate(
@@ -204,14 +205,14 @@ def _mark_peak(axes: Axes, index: int, account: Account, count: int) -> None:
     axes.set_ylim(0, height * 1.18 if height else 1)
 
 
-def _capacity_line(axes: Axes, capacity_gib: float) -> None:
-    top = axes.get_ylim()[1]
-    if capacity_gib > 2 * top:
+def _capacity_line(axes: Axes, capacity_bytes: int, unit_bytes: int) -> None:
+    top, height = axes.get_ylim()[1], capacity_bytes / unit_bytes
+    if height > 2 * top:
         return
-    axes.axhline(capacity_gib, color="#b00020", linestyle="--", linewidth=1.2)
-    axes.text(0.005, capacity_gib, f"device memory {capacity_gib:.1f} GiB", color="#b00020", fontsize=8,
+    axes.axhline(height, color="#b00020", linestyle="--", linewidth=1.2)
+    axes.text(0.005, height, f"device memory {bytes_text(capacity_bytes)}", color="#b00020", fontsize=8,
               va="bottom", transform=axes.get_yaxis_transform())  # fmt: skip
-    axes.set_ylim(0, max(top, capacity_gib * 1.1))
+    axes.set_ylim(0, max(top, height * 1.1))
 
 
 # --- the roofline
@@ -242,11 +243,11 @@ def draw_roofline(axes: Axes, account: Account) -> None:
                 color=colour, alpha=0.65, edgecolor="white", linewidth=0.6,
                 label="element-wise, other" if kind == "other" else kind, zorder=3,
             )  # fmt: skip
-    _number_operators(axes, rows, whole_s)
     silent_s = sum(row.time_s or 0.0 for row in account.operators if not _computes(row))
     axes.set_title(_roofline_title(account, silent_s, whole_s), loc="left", fontsize=9.5)
     axes.set_xlim(*limits)
     axes.set_ylim(top=axes.get_ylim()[1] * 2)
+    _number_operators(axes, rows, whole_s)
     axes.set_xlabel("arithmetic intensity, FLOPs per byte moved")
     axes.set_ylabel("attainable FLOP/s")
     axes.yaxis.set_major_formatter(lambda value, _: si_text(value))
@@ -294,8 +295,9 @@ def _draw_roofs(axes: Axes, account: Account, limits: tuple[float, float]) -> No
     highest = max(known.values())
     slope = [limits[0], highest / bandwidth]
     axes.plot(slope, [value * bandwidth for value in slope], color="black", linewidth=1.6, zorder=2)
-    middle = (slope[0] * slope[1]) ** 0.5
-    axes.annotate(si_text(bandwidth, "B/s"), (middle, middle * bandwidth), xytext=(-8, 8),
+    # High on the slope, where numbers hang below it.
+    named = slope[0] ** 0.2 * slope[1] ** 0.8
+    axes.annotate(si_text(bandwidth, "B/s"), (named, named * bandwidth), xytext=(-8, 8),
                   textcoords="offset points", ha="right", fontsize=8.5)  # fmt: skip
     for dtype, peak in known.items():
         ridge = peak / bandwidth
@@ -307,16 +309,20 @@ def _draw_roofs(axes: Axes, account: Account, limits: tuple[float, float]) -> No
 
 
 def _number_operators(axes: Axes, rows: Sequence[OperatorRow], whole_s: float) -> None:
-    """Numbers on the operators that take most time, and beside the axes what they are."""
+    """Numbers on the operators that take most time, and beside the axes what they are. The limits of the axes
+    are set before."""
     lines = []
     longest = sorted(rows, key=lambda row: -(row.time_s or 0.0))[:_MOST_LABELS]
     for number, row in enumerate(longest, 1):
         place = _place(row)
-        # Operators of the same size lie on one another: their numbers hang below, one under the other.
-        down = sum(1 for other in longest[: number - 1] if _near(other, row))
+        # Operators of the same size lie on one another: their numbers stand in a column, into the half of the
+        # axes where there is room for all of them.
+        before = sum(1 for other in longest[: number - 1] if _near(other, row))
+        up = _height(axes, place) < 0.5
         axes.annotate(
-            str(number), place, xytext=(0, -16 - 11 * down), textcoords="offset points", ha="center",
-            fontsize=8.5, weight="bold", color=KIND_COLOURS[row.kind], zorder=4,
+            str(number), place, xytext=(0, (1 if up else -1) * (9 + 11 * before)), textcoords="offset points",
+            ha="center", va="bottom" if up else "top", fontsize=8.5, weight="bold", color=KIND_COLOURS[row.kind],
+            zorder=4,
         )  # fmt: skip
         module = ".".join(row.module.split(".")[-2:])
         share = (row.time_s or 0.0) / whole_s
@@ -326,6 +332,11 @@ def _number_operators(axes: Axes, rows: Sequence[OperatorRow], whole_s: float) -
     if lines:
         axes.text(1.02, 0.98, "share of the least time\n\n" + "\n".join(lines), transform=axes.transAxes,
                   va="top", fontsize=8, color="#333333", linespacing=1.25)  # fmt: skip
+
+
+def _height(axes: Axes, place: tuple[float, float]) -> float:
+    """Of a place in the axes: 0 at the bottom, 1 at the top."""
+    return float(axes.transAxes.inverted().transform(axes.transData.transform(place))[1])
 
 
 def _near(one: OperatorRow, other: OperatorRow) -> bool:
