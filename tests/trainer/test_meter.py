@@ -154,6 +154,26 @@ def test_what_is_not_known_is_none() -> None:
     assert run([1.0] * 4, tokens=5, model_flops=1).reading().mfu is None
 
 
+@pytest.mark.parametrize(("warmup", "excluded"), [(0, 1), (1, 1), (2, 2)])
+def test_a_meter_that_was_not_started_leaves_the_first_step_out(warmup: int, excluded: int) -> None:
+    """Steps of 0.5 s and 1,000 tokens without `start`: 2,000 tokens/s, steady and overall; the first is excluded."""
+    clock = Clock()
+    meter = Meter(tokens=1000, warmup_steps=warmup, clock=clock)
+    for _ in range(6):
+        clock.now += 0.5
+        meter.step()
+    reading = meter.reading()
+    assert (reading.tokens_per_s, reading.overall_tokens_per_s) == (2000, 2000)
+    assert (reading.steps, reading.excluded_steps) == (6 - excluded, excluded)
+
+
+def test_a_reading_of_nothing_says_so() -> None:
+    """No step, started or not: nothing measured, in words; one step: no steady one."""
+    assert str(Meter(tokens=5).reading()).startswith("nothing measured: no step was seen")
+    assert str(run([], tokens=5).reading()).startswith("nothing measured: no step was seen")
+    assert str(run([1.0], tokens=5).reading()) == "no steps (1 warm-up steps left out)"
+
+
 def test_a_peak_of_nothing_is_refused() -> None:
     """A peak of 0 is no peak."""
     with pytest.raises(BadNumber, match="peak_flops_per_s is 0"):

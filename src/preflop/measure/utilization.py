@@ -28,7 +28,7 @@ class Reading:
     steps: int
     """Steady steps: what the rates below are over."""
     excluded_steps: int
-    """Warm-up steps: compilation, allocator, autotuning."""
+    """Warm-up steps: compilation, allocator, autotuning; the first step, where the meter was not started before it."""
     step_s: float | None
     """Mean of the steady steps."""
     tokens_per_s: float | None
@@ -48,7 +48,9 @@ class Reading:
     """Seconds of each kind of pause."""
 
     def __str__(self) -> str:
-        parts = [f"{self.steps} steps ({self.excluded_steps} warm-up steps left out)"]
+        if not self.steps and not self.excluded_steps:
+            return "nothing measured: no step was seen (call step() at the end of each)"
+        parts = [f"{self.steps or 'no'} steps ({self.excluded_steps} warm-up steps left out)"]
         if self.tokens_per_s is not None and self.overall_tokens_per_s is not None:
             parts.append(
                 f"{self.tokens_per_s:,.0f} tokens/s ({self.overall_tokens_per_s:,.0f} with everything)"
@@ -85,7 +87,7 @@ class Meter:
         synchronize: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """A meter; it runs from `start`, or from the end of the first step.
+        """A meter; it runs from `start`, or from the end of the first step, which is then left out.
 
         Args:
             account: of one device's step: gives tokens, FLOPs and the dense peak.
@@ -138,7 +140,7 @@ class Meter:
         self._last: tuple[int, int, float] | None = None
 
     def start(self) -> None:
-        """The first step begins now."""
+        """The first step begins now. Without it the meter starts at the end of the first step, which it leaves out."""
         self._synchronize()
         self._started = self._edge = self._clock()
 
@@ -158,9 +160,10 @@ class Meter:
         counted = tokens if tokens is not None else self.tokens or 0
         self._window_tokens += counted
         self._all_tokens += counted
-        if self._edge is None:  # the first step's beginning was not seen: no time to give to it
+        if self._edge is None:  # the first step's beginning was not seen: it is left out, its tokens too
             self.start()
-            self._in_window = self._window_tokens = 0
+            self._in_window = self._window_tokens = self._all_tokens = 0
+            self._warmup_steps = max(self._warmup_steps, 1)
         elif self._in_window >= self._window_steps or self._seen == self._warmup_steps:
             self._close_window()
 
