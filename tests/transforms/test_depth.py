@@ -12,6 +12,7 @@ from preflop.ledgers.memory import memory
 from preflop.record.subject_tape import record_cut, record_subject
 from preflop.subject import Subject, resolve
 from preflop.tape.replay import story
+from preflop.transforms.depth import unfold
 
 SIZE = {"batch_size": 2, "sequence_length": 32}
 FAST = [
@@ -113,6 +114,16 @@ def folds(model: nn.Module, **options: object) -> bool:
 def test_equal_blocks_fold() -> None:
     """Blocks that differ in their index alone fold, with glue between them."""
     assert folds(Net([Block(index=i) for i in range(9)]))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed", "bf16-master"])
+@pytest.mark.parametrize("name", ["gpt2", "llama-3.2-1b", "qwen-2.5-0.5b", "pythia-160m", "bert-base", "vit-b-16"])
+def test_equal_blocks_fold_one_by_one(name: str, precision: str) -> None:
+    """A looping optimizer's memory too, though not all of its updates are recorded: no second recording is needed to
+    fold blocks in pairs (Llama's gate and up are of one shape, and one of them stands for both)."""
+    cut = record_cut(named(name, {"precision": precision, "optimizer": "adamw-loop"}), 1)
+    assert cut.stacks
+    assert unfold(cut).subject is not None
 
 
 def test_alternating_blocks_fold_by_period() -> None:

@@ -216,7 +216,10 @@ class _Unfold:
             for kind, index in segment.events
             if kind == BIRTH
         }
-        for number, storage in enumerate(self.tape.storages):
+        # By birth, not by number: an optimizer's update may be written for parameters that were not recorded
+        # (record/one_of_each.py), and then its memory is numbered after all else.
+        by_birth = sorted(enumerate(self.tape.storages), key=lambda numbered: numbered[1].born)
+        for number, storage in by_birth:
             instance = self.owner[number]
             if instance < 0:
                 continue
