@@ -109,6 +109,8 @@ def odd_batch():
 def no_scalar(output):
     return output
 
+cross_entropy = nn.CrossEntropyLoss()
+
 def with_labels(output, labels):
     return (output - labels).mean()
 
@@ -327,6 +329,9 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "loss that is no tensor": ([*F, *B, "--loss", "m.py:number"], ["float", "tensor"]),
     "loss of two arguments": (
         [*F, *B, "--loss", "m.py:with_labels"], ["model's output alone", "'labels'", "loss(output)"],
+    ),
+    "loss that is a module of two": (
+        [*F, *B, "--loss", "m.py:cross_entropy"], ["model's output alone", "'target'", "loss(output)"],
     ),
     "missing loss": ([*F, *B, "--loss", "m.py:lost"], ["lost", "m.py"]),
     "no blocks": ([*F, *B, "--recompute", "block"], ["blocks"]),

@@ -214,7 +214,7 @@ def _loss(loss: Any) -> Any:
     if not callable(loss):
         raise BadSubject(f"loss is {type(loss).__name__}; it must be a function from output to scalar.")
     try:
-        inspect.signature(loss).bind(None)
+        inspect.signature(loss.forward if _is_module(loss) else loss).bind(None)
     except ValueError:
         return loss  # a built-in, which does not tell
     except TypeError as error:

@@ -39,7 +39,7 @@ def _parts(found: Formulas, top: int) -> Iterable[RenderableType]:
     yield terminal.heading("Operators as formulas")
     names = "".join(f", {size} {name}" for name, size in found.names.items())
     letters = "".join(f", {letter} {words}" for letter, words in found.letters.items())
-    yield terminal.text(f"B batch{letters}{names}. They hold for {found.holds}. Each is of one call.")
+    yield terminal.text(f"B batch{letters}{names}. They hold for {found.holds}. Each is of one call; most FLOPs first.")
     for row in found.rows[:top]:
         yield ""
         yield terminal.text("\n".join(_lines(row)))

@@ -87,7 +87,7 @@ def compare(
 
 def _why_slower(on_gpu: bool, pace: float | None) -> str:
     if pace is not None and abs(pace - 1) > _OTHER_PACE:
-        return f"this machine is not as it was calibrated: a reference matmul now takes {pace:.2f} of its time then"
+        return f"this machine is not as it was calibrated: a reference matmul now takes {pace:.2f} times as long"
     if on_gpu:
         return "kernels are priced at measured rates; the host's launches, data and clipping come on top"
     return "the host and what runs beside it: kernels are priced alone, at rates measured for large ones"

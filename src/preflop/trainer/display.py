@@ -124,7 +124,7 @@ class Lines:
                 self._write_over(step_text(moment))
         elif self._is_due(moment):
             self._last_s = self._clock()
-            print_lines(step_text(moment), file=self._stream)
+            print(step_text(moment), file=self._stream, flush=True)  # one line, however long: for grep
 
     def _is_due(self, moment: Moment) -> bool:
         """The first step seen, the last, those skipped or evaluated after always; of the others as `every` says."""
