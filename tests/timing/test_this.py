@@ -262,6 +262,26 @@ def test_a_long_call_is_timed_once_more(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(calls) == 2
 
 
+def test_what_runs_before_a_timed_call_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches are filled before each call: a clock that only the call moves shows the call's seconds."""
+    from preflop.measure import speed
+
+    moved, order = [0.0], list[str]()
+    monkeypatch.setattr(speed, "now", lambda where: moved[0])
+
+    def call() -> None:
+        moved[0] += 2.0
+        order.append("call")
+
+    def before() -> None:
+        moved[0] += 100.0
+        order.append("before")
+
+    monkeypatch.setattr(speed, "_LONG_S", 1000.0)
+    assert speed.seconds_of(call, torch.device("cpu"), before=before) == 2.0
+    assert order[-2:] == ["before", "call"]
+
+
 def test_not_calibrated_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a file the message names the command."""
     monkeypatch.setenv("PREFLOP_CALIBRATION", str(tmp_path / "none.toml"))

@@ -32,9 +32,15 @@ def wait(where: torch.device) -> None:
         torch.cuda.synchronize(where)
 
 
-def seconds_of(call: Callable[[], Any], where: torch.device, budget_s: float = 0.0) -> float:
+def seconds_of(
+    call: Callable[[], Any], where: torch.device, budget_s: float = 0.0, before: Callable[[], Any] | None = None
+) -> float:
     """Seconds of one call: the median of as many as the budget holds, at least `FEWEST_CALLS`; of one that takes
-    `_LONG_S`, the second."""
+    `_LONG_S`, the second.
+
+    Args:
+        before: what runs before each of them, and is not counted.
+    """
     begun = now(where)
     call()
     wait(where)
@@ -46,6 +52,8 @@ def seconds_of(call: Callable[[], Any], where: torch.device, budget_s: float = 0
     end = time.perf_counter() + budget_s
     fewest = 1 if long else FEWEST_CALLS
     while len(taken) < fewest or (time.perf_counter() < end and len(taken) < _MOST_CALLS):
+        if before is not None:
+            before()
         start = now(where)
         call()
         wait(where)
