@@ -456,7 +456,7 @@ def test_clipping_is_priced() -> None:
     assert calls["aten._foreach_norm"] == calls["aten._foreach_mul_"] == ("optimizer", 1)
 
 
-@pytest.mark.parametrize(("pace", "said"), [(1.6, "takes 1.60 of its time"), (1.02, "the host"), (None, "the host")])
+@pytest.mark.parametrize(("pace", "said"), [(1.6, "takes 1.60 times as long"), (1.02, "the host"), (None, "the host")])
 def test_a_machine_that_is_not_as_it_was_is_named(pace: float | None, said: str) -> None:
     """A step slower than predicted on a machine whose matmul is slower than when it was calibrated: that is why."""
     from preflop.measure.utilization import Meter
